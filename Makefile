@@ -43,15 +43,19 @@ wheel-test:               ## build the wheel, install it alone in a new environm
 	build/wheel-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
 	build/wheel-venv/bin/pip install $(PIP_OPTIONS) -c constraints.txt build/wheel/cfel-*.whl
 	build/wheel-venv/bin/python -I tests/wheel_trial.py build/wheel/cfel-*.whl examples/devices.csv
+	rm -rf build/pages && mkdir build/pages
+	cd build/pages && ../wheel-venv/bin/python -I ../../tests/page_trial.py '' $(PAGES)
 
-wheel-test-learn:         ## the same with the extras `learn` and `report`: also simulate and draw, as the README shows
-	rm -rf build/learn-wheel build/learn-venv build/readme
+# Each is played where exactly the extras that it names are installed.
+PAGES := ../../README.md ../../docs/start.md $(patsubst %,../../%,$(wildcard docs/tutorials/*.md))
+wheel-test-learn:         ## the same with `learn` and `report`: every command of the README and of the tutorials that name them
+	rm -rf build/learn-wheel build/learn-venv build/learn-pages
 	$(PYTHON) -m venv build/learn-venv
 	build/learn-venv/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/learn-wheel .
 	build/learn-venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
 	    "$$(echo build/learn-wheel/cfel-*.whl)[learn,report]"
-	mkdir build/readme && cp -r examples build/readme
-	cd build/readme && ../learn-venv/bin/python -I ../../tests/readme_trial.py ../../README.md
+	mkdir build/learn-pages
+	cd build/learn-pages && ../learn-venv/bin/python -I ../../tests/page_trial.py learn,report $(PAGES)
 
 FLWR ?= 1.41.0
 test-flower:              ## the tests with Flower, which needs older packages than the dashboard: in an environment of its own

@@ -25,8 +25,9 @@ from rich.console import Console
 from benchmarks.child import ROOT, find_parent, read_memory
 from benchmarks.federations import build_leaf_experiment, build_small_experiment
 from cfel.cli.output import new_table, print_table
-from cfel.deployment.coordinator.control_state import CoordinatorState
-from cfel.deployment.edge.state import EdgeDisk
+from cfel.deployment.coordinator.state import CoordinatorState
+from cfel.deployment.edge.storage import EdgeDisk
+from cfel.deployment.host import RealDisk
 from cfel.deployment.payloads import model_size
 from cfel.experiment import Experiment
 from cfel.launch.federation import LaunchOptions, launch_federation
@@ -163,7 +164,7 @@ def measure_overhead(edge_rounds: int, local_steps: int) -> Overhead:
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "run"
         launch_federation(experiment, out, LaunchOptions(import_from=(ROOT,)))
-        state = EdgeDisk(out / "nodes" / "edge-0", world.start).load()
+        state = EdgeDisk(RealDisk(), out / "nodes" / "edge-0", world.start).load()
     if state.coordinator_state is None:
         raise AssertionError("a finished run has a control state")
     return compute_overhead(world, state.coordinator_state, measure_loopback())

@@ -28,12 +28,12 @@ from benchmarks.child import ROOT
 from benchmarks.federations import CLUSTERS, build_kill_experiment, build_slow_link_experiment
 from cfel.cli.output import new_table, print_table
 from cfel.deployment.payloads import model_size
+from cfel.deployment.protocol.addresses import split_address
 from cfel.deployment.protocol.calls import RemoteCalls
-from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
+from cfel.deployment.protocol.edge_requests import StatusAnswer, StatusRequest
+from cfel.deployment.protocol.grpc_transport import GrpcClient
 from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.addresses import split_address
-from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.errors import DeploymentError
 from cfel.experiment import Experiment, experiment_toml
 from cfel.launch.federation import LaunchOptions, prepare_nodes

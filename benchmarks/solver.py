@@ -20,7 +20,7 @@ from cfel.cli.output import new_table, print_table
 from cfel.control import RoundProblem, Solution, solve
 from cfel.control.agreement import agree
 from cfel.control.curves import search_price
-from cfel.control.list_solver import PairTable, list_steps, list_theta, pair_up, solve_on_list
+from cfel.control.list_solver import PairTable, Weighing, list_steps, list_theta, pair_up, solve_on_list
 from cfel.control.problem import find_feasible_limits
 from cfel.control.segments import PricedFleet
 from cfel.seeding import make_generator
@@ -230,7 +230,7 @@ def solve_list(problem: RoundProblem) -> Solution:
     rho, theta = count / STEPS, shares[share]
     kept = theta**0.3
     cost = 0.25 * (1 - rho) ** 2 - rho * np.maximum(1 - (1 - kept) / (50 * kept), 0.0)
-    return solve_on_list(problem, PairTable(count, theta, cost, least_clock=0.5), time_weight=0.8)
+    return solve_on_list(problem, PairTable(count, theta, cost, least_clock=0.5), Weighing(0.8))
 
 
 def measure_speed(devices: int, repeats: int, plan: Callable[[RoundProblem], Solution]) -> Speed:
@@ -240,7 +240,8 @@ def measure_speed(devices: int, repeats: int, plan: Callable[[RoundProblem], Sol
     for model in MODELS:
         for repeat in range(repeats):
             # The least share of steps is one step, so that both kinds of plans solve the same problem.
-            problem = replace(build_problem(model, devices, repeat, 0.6, 1.0), rho_min=1 / STEPS)
+            drawn = build_problem(model, devices, repeat, 0.6, 1.0)
+            problem = replace(drawn, rho_min=np.full(devices, 1 / STEPS))
             plan(problem)  # warm-up
             seconds, solution = _time_call(lambda problem=problem: plan(problem))  # type: ignore[misc]
             solves.append(seconds)

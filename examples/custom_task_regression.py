@@ -4,10 +4,10 @@ r"""A user-defined task: fit a curve, with a loss and a metric for regression.
         --set rounds.global=10 --set rounds.local=10 --set local.learning_rate=0.1
 
 A task is a function that takes `data.path` and returns a `Task`: data, model, loss, metric. Loss and metric
-return one value per sample; cfel takes the mean. Logs and reports show the metric as accuracy, so larger must
-be better: here it is the share of points predicted to within 0.1. Further `metrics` are recorded under their
-own names: here the mean absolute error. There are no classes to split unevenly, so the command sets
-`data.partition = "iid"`.
+return one value per sample; cfel takes the mean. A `Metric` says what reports call it, its unit, and which
+direction is better: here the mean absolute error, where smaller is better. Further `metrics` are recorded
+under their own names: here the share of points predicted to within 0.1. There are no classes to split
+unevenly, so the command sets `data.partition = "iid"`.
 """
 
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from cfel.learning.data import DataSet
 from cfel.learning.task import Task
+from cfel.metric import Metric
 
 
 def build(_: Path | None) -> Task:
@@ -26,8 +27,8 @@ def build(_: Path | None) -> Task:
         data=_waves(2400, noise=0.02),
         model=_network,
         loss=_squared_error,
-        metric=_within_a_tenth,
-        metrics={"mae": _absolute_error},
+        metric=Metric("absolute error", unit="", better="smaller", function=_absolute_error),
+        metrics={"within 0.1": Metric("within 0.1", function=_within_a_tenth)},
     )
 
 

@@ -31,7 +31,6 @@ from cfel.report.load import load_tree
 from cfel.report.summary import (
     Crossing,
     confidence_half_width,
-    find_accuracy_at_budget,
     find_crossing,
     measure,
 )
@@ -62,6 +61,7 @@ class Study:
         seeds: unless others are asked for.
         rounds: global rounds by data set, unless others are asked for.
         same_budgets: every row gets the budgets of the plain experiment, whatever its rounds and costs.
+        both: it is about both data sets, each in its own folder of the runs and of the data.
     """
 
     title: str
@@ -72,6 +72,7 @@ class Study:
     seeds: tuple[int, ...] = (0,)
     rounds: Mapping[str, int] = field(default_factory=dict)
     same_budgets: bool = False
+    both: bool = False
 
 
 FLOOR = "fleet.conditions.channel_floor=0.01"
@@ -104,7 +105,7 @@ def charge_batch(dataset: str, samples: int, overhead: float) -> Changes:
     )
 
 
-PARTS = ("progress", "curve", "error_feedback", "whole_steps", "efficiency", "frequency", "dense_gossip")
+PARTS = ("progress", "curve", "error_feedback", "efficiency", "frequency", "dense_gossip")
 ABLATION: Rows = {"without-nothing": ()} | {
     f"without-{part}": (f"scheme.options.{part}=false",) for part in PARTS
 }
@@ -179,6 +180,58 @@ def list_under_budgets(dataset: str) -> Rows:
         "hcef_plus-small": ("scheme.name=hcef_plus", SMALL, MANY),
         "hcef_plus-small-shared": ("scheme.name=hcef_plus", SHARED, SMALL, MANY),
     }
+
+
+ALIKE = (
+    *("cef", "cef_c", "p_fedavg", "fedavg", "hier_fedavg", "sd_feel", "matcha", "oort", "anycost", "fedluck"),
+    *("nori", "fedlamp", "fedpaq", "adaptive_k", "adaptive_tau", "cost_effective", "talk_or_work"),
+    "sd_feel_hetero",
+)
+"""Rows of the field that are a scheme as it is."""
+
+STEPPING = ("hcef", "cef_f", "mll_sgd")
+"""Schemes that leave steps out at random; in the field they take whole steps, which is better for them."""
+
+JUDGING = (
+    *("hcef", "cef_f", "cef_c", "mll_sgd", "oort", "anycost", "fedluck", "nori", "fedlamp", "adaptive_tau"),
+    *("cost_effective", "talk_or_work", "sd_feel_hetero", "fedel", "static", "hcef_plus"),
+)
+"""Rows of the field whose plans depend on the devices' conditions, and may be wrong about them."""
+
+WRONG, AS_WRONG = "fleet.estimate_error=0.3", "-wrong"
+
+
+def list_field(dataset: str) -> Rows:
+    """Every system that the paper names, and some others, with the same training options.
+
+    Batches of 10 of 50 samples, at the price of small batches, and shared momentum. FedBuff cannot share
+    momentum, ATOMO hardly learns with it, as the noise of its draws becomes momentum, and FedBalancer
+    chooses its 10 of 20. Rows that judge devices' conditions are run again with wrong ones.
+    """
+    overhead = MEASURED_OVERHEAD[dataset]
+    fifth, many = charge_batch(dataset, 10, overhead), "rounds.global=1000"
+    common = (SHARED, many, *fifth)
+    rows: Rows = {name: (f"scheme.name={name}", *common) for name in ALIKE}
+    for name in STEPPING:
+        rows[name] = (f"scheme.name={name}", "scheme.steps=whole", *common)
+    for name in ("uveqfed", "atomo"):
+        options = (f"scheme.options.compressor={name}", "scheme.options.share=1.0")
+        own = ("local.algorithm=sgd",) if name == "atomo" else ()
+        rows[name] = ("scheme.name=fedpaq", *options, *common, *own)
+    choosing = (
+        "local.algorithm=fedbalancer",
+        "local.options.shared=true",
+        *charge_batch(dataset, 20, overhead),
+    )
+    rows |= {
+        "cef-deadline": ("scheme.name=cef", "scheme.deadline_seconds=300", *common),
+        "fedbuff": ("scheme.name=cef", "aggregation.buffer=2", many, *fifth),
+        "fedel": ("scheme.name=mll_sgd", "scheme.steps=last_layers", *common),
+        "fedbalancer": ("scheme.name=cef", many, *choosing),
+        "static": ("scheme.name=static", "scheme.options.samples=10", SMALL, SHARED, many),
+        "hcef_plus": ("scheme.name=hcef_plus", SMALL, SHARED, many),
+    }
+    return rows | {f"{name}{AS_WRONG}": (*rows[name], WRONG) for name in JUDGING}
 
 
 WHOLE_BUDGET: Rows = {
@@ -288,9 +341,15 @@ def format_gain(row: Mapping[str, Any], name: str) -> str:
 
 
 def find_accuracy(run: Run) -> float:
-    """The accuracy when the first of both budgets is used up, or at the end of the run if none is."""
+    """The accuracy when the first of both budgets is used up, or at the end of the run if none is.
+
+    It is realised and interpolated between rounds; a run that uses a budget up before it is evaluated has its
+    first accuracy.
+    """
     seconds, joules = run.fleet.seconds_budget or math.inf, run.fleet.joules_budget or math.inf
-    return find_accuracy_at_budget(run.records, seconds, joules)
+    evaluated = [(record, record.accuracy) for record in run.records if record.accuracy is not None]
+    used = [max(each.seconds_realised / seconds, each.joules_realised / joules) for each, _ in evaluated]
+    return float(np.interp(1.0, used, [accuracy for _, accuracy in evaluated]))
 
 
 def group_rows(out: Path) -> dict[str, list[Run]]:
@@ -470,6 +529,71 @@ def tabulate_under_budgets(out: Path, target: float) -> tuple[dict[str, Any], st
         *("Time", "Energy", "Gain in time", "Gain in energy"),
     )
     return {"item": "under-budgets", **document}, format_rows(headings, cells)
+
+
+def tabulate_field(out: Path, *targets: float) -> tuple[dict[str, Any], str]:
+    """One table per data set, and the hours that all runs took."""
+    rows, found, parts = group_rows(out), {}, []
+    for dataset, target in zip(DATASETS, targets, strict=True):
+        own = {row.partition("/")[2]: runs for row, runs in rows.items() if row.startswith(f"{dataset}/")}
+        if own:
+            found[dataset], table = tabulate_field_of(own, target)
+            parts.append(f"{dataset}, to {100 * target:g} %\n\n{table}")
+    runs = [run for members in rows.values() for run in members]
+    hours = sum(record.wall_seconds for run in runs for record in run.records) / 3600
+    parts.append(f"{plural(len(runs), 'run')}, {hours:.1f} hours of one machine")
+    return {"item": "field", "machine_hours": hours, "datasets": found}, "\n\n".join(parts)
+
+
+def tabulate_field_of(rows: Mapping[str, Sequence[Run]], target: float) -> tuple[dict[str, Any], str]:
+    """Quality within budgets, costs to the target and gains; best row first.
+
+    Gains are over CEF, seed by seed, and over the best of all other rows, by their means: one in time, one in
+    energy. Robustness is the row with wrong estimates: points of accuracy, and how many times as long and as
+    much energy it takes.
+    """
+    document = summarise([replace(run, scheme=row) for row, runs in rows.items() for run in runs], target)
+    schemes = document["schemes"]
+    for name, row in schemes.items():
+        row["accuracy_at_budget"] = mean(map(find_accuracy, rows[name]))
+        # Costs of a row that does not always reach the target would be those of its easy seeds.
+        if row["reached"] < len(rows[name]):
+            row |= dict.fromkeys((*COSTS, "gain_seconds", "gain_joules"))
+    told = {name: row for name, row in schemes.items() if not name.endswith(AS_WRONG)}
+    cells = []
+    for name, row in sorted(told.items(), key=lambda item: -item[1]["accuracy_at_budget"]):
+        others = [other for other in told.values() if other is not row]
+        row["gain_over_best"] = [divide(find_least(others, cost), row[cost]) for cost in COSTS]
+        costs = [
+            "–" if row[cost] is None else f"{row[cost]:,.0f} {unit}"
+            for cost, unit in zip(COSTS, "sJ", strict=True)
+        ]
+        gains = [format_gain(row, gain) for gain in ("gain_seconds", "gain_joules")]
+        over_best = ", ".join("–" if each is None else f"{each:.2f}×" for each in row["gain_over_best"])
+        wrong = describe_wrong(row, schemes.get(f"{name}{AS_WRONG}"))
+        hours = sum(each["wall_seconds"] for each in row["per_seed"].values()) / 3600
+        accuracy = f"{100 * row['accuracy_at_budget']:.1f} %"
+        reached = f"{row['reached']} of {len(rows[name])}"
+        cells.append([f"`{name}`", accuracy, reached, *costs, *gains, over_best, wrong, f"{hours:.1f}"])
+    headings = (
+        *("Row", "Accuracy within budgets", "Reached", "Time", "Energy", "Gain over CEF: time", "energy"),
+        *("over the best other: time, energy", "With estimates 30 % wrong: points, time, energy", "Hours"),
+    )
+    return document, format_rows(headings, cells)
+
+
+def find_least(rows: Sequence[Mapping[str, Any]], cost: str) -> float | None:
+    """The least cost of some rows; None if none of them reaches the target."""
+    return min((row[cost] for row in rows if row[cost] is not None), default=None)
+
+
+def describe_wrong(told: Mapping[str, Any], misled: Mapping[str, Any] | None) -> str:
+    """What wrong estimates cost a row; nothing for a row that estimates nothing."""
+    if misled is None:
+        return ""
+    points = f"{100 * (misled['accuracy_at_budget'] - told['accuracy_at_budget']):+.1f}".replace("-", "−")
+    ratios = [divide(misled[cost], told[cost]) for cost in COSTS]
+    return ", ".join([points, *("–" if ratio is None else f"{ratio:.2f}×" for ratio in ratios)])
 
 
 def tabulate_costs(out: Path, target: float) -> tuple[dict[str, Any], str]:
@@ -692,6 +816,17 @@ STUDIES = {
         rounds={"cifar10": 8, "femnist": 12},
         same_budgets=True,
     ),
+    "field": Study(
+        "the systems that the paper names and others, on both data sets, until the same budgets are used up",
+        tabulate_field,
+        targets="CIFAR-10 FEMNIST",
+        rows={dataset: list_field(dataset) for dataset in DATASETS},
+        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
+        seeds=(0, 1, 2),
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
+        both=True,
+    ),
     "static": Study(
         "HCEF+ beside a grid of static plans until the same budgets are used up",
         tabulate_static,
@@ -771,8 +906,13 @@ def build_parser() -> argparse.ArgumentParser:
             "--land", type=Path, metavar="DIR", help="write the results there, to commit them"
         )
         if study.rows:
-            command.add_argument("--data", help="run what is missing, with the data set in this folder")
-            command.add_argument("--dataset", choices=DATASETS, help="which it is")
+            where = (
+                "with a folder per data set in this one" if study.both else "with the data set in this folder"
+            )
+            command.add_argument("--data", help=f"run what is missing, {where}")
+            command.add_argument(
+                "--dataset", choices=DATASETS, help="only this one" if study.both else "which it is"
+            )
             command.add_argument("--seeds", type=parse_seeds, default=study.seeds, metavar="A,B,…")
             command.add_argument("--rounds", type=int, metavar="N", help="global rounds")
             command.add_argument(
@@ -813,11 +953,13 @@ def handle_study(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     if arguments.land is not None and find_study(arguments.out):
         parser.error(f"--land needs run directories, and {arguments.out} has landed already")
     if study.rows and arguments.data is not None:
-        if arguments.dataset is None:
+        if arguments.dataset is None and not study.both:
             parser.error("--data needs --dataset")
-        more = (*arguments.set, f"data.path={arguments.data}")
-        planned = plan_study(study, arguments.dataset, arguments.seeds, arguments.rounds, more)
-        run_missing(find_file(arguments.dataset), planned, arguments.out, arguments.jobs)
+        for dataset in DATASETS if arguments.dataset is None else (arguments.dataset,):
+            folder = dataset if study.both else ""
+            more = (*arguments.set, f"data.path={Path(arguments.data, folder)}")
+            planned = plan_study(study, dataset, arguments.seeds, arguments.rounds, more)
+            run_missing(find_file(dataset), planned, arguments.out / folder, arguments.jobs)
     if arguments.table is not None:
         document, table = study.tabulate(arguments.out, *arguments.table)
         print(table)

@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from cfel.cli.dispatch import build_parser
-from cfel.deployment.transport.addresses import split_address
+from cfel.deployment.protocol.addresses import split_address
 from cfel.experiment import load_experiment
 from cfel.launch.node import NodeFile, read_node
 
@@ -102,11 +103,10 @@ def test_a_service_has_its_own_key_and_a_command_that_exists(name: str) -> None:
     service = COMPOSE["services"]["operator" if name == "operator-0" else name]
     check_command(service["command"], name)
     mounted = dict(volume.split(":")[1::-1] for volume in service["volumes"])
-    assert [path for path in mounted if path.endswith(".key")] == [f"/run/cfel/certificates/{name}.key"]
+    # A directory: a file that is mounted alone stays the old one when it is replaced.
+    assert mounted.pop("/run/cfel/certificates") == f"./own/{name}"
     for target, source in mounted.items():
-        if source.startswith("./certificates/"):
-            assert target == f"/run/cfel/certificates/{Path(source).name}"
-        elif source.startswith("./"):
+        if source.startswith("./"):
             assert (FEDERATION / source).is_file()
         else:
             assert (source, target) == (name, "/var/lib/cfel")
@@ -138,6 +138,10 @@ def test_a_stateful_set_runs_the_nodes_of_a_role(role: str, count: int) -> None:
     assert set(mounts) == {"/etc/cfel", "/run/cfel/certificates", "/var/lib/cfel", "/tmp"}  # noqa: S108
     volumes = {each["name"]: each for each in pod["volumes"]}
     claims = {each["metadata"]["name"] for each in found["volumeClaimTemplates"]}
+    # It runs beside the node, and copies what was renewed or revoked.
+    assert first["restartPolicy"] == "Always"
+    assert "revoked.txt" in first["args"][0]
+    assert KUSTOMIZATION["secretGenerator"][0]["options"] == {"disableNameSuffixHash": True}
     used = {*mounts.values(), *(each["name"] for each in first["volumeMounts"])}
     assert used == {*volumes, *claims}
     # Keys of other nodes reach only the container that picks the pod's own.
@@ -151,7 +155,72 @@ def test_the_kustomization_lists_every_file() -> None:
     assert configuration["files"] == ["experiment.toml", *(f"nodes/{name}.toml" for name in NODES)]
     assert [name for name in configuration["files"] if not (FEDERATION / name).is_file()] == []
     keys = [f"certificates/{name}.{kind}" for name in NODES for kind in ("pem", "key")]
-    assert certificates["files"] == ["certificates/authority.pem", *keys]
+    assert certificates["files"] == ["certificates/authority.pem", "certificates/revoked.txt", *keys]
+
+
+def test_probes_ask_the_dashboard_of_an_edge_server(node_files: dict[str, NodeFile]) -> None:
+    (edge,) = (each["spec"] for each in manifests("StatefulSet") if each["metadata"]["name"] == "edge")
+    (container,) = edge["template"]["spec"]["containers"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        path = "readyz" if probe == "readinessProbe" else "healthz"
+        assert f"http://{node_files['edge-0'].dashboard}/{path}" in container[probe]["exec"]["command"][-1]
+    assert f"http://{node_files['edge-1'].dashboard}/healthz" in str(
+        COMPOSE["services"]["edge-1"]["healthcheck"]
+    )
+
+
+def test_policies_let_nodes_call_edge_servers_only() -> None:
+    policies = {each["metadata"]["name"]: each["spec"] for each in manifests("NetworkPolicy")}
+    assert policies["nothing"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    (ingress,) = policies["to-edge-servers"]["ingress"]
+    assert [each["port"] for each in ingress["ports"]] == [7400]
+    ports = [each["port"] for rule in policies["from-nodes"]["egress"] for each in rule["ports"]]
+    assert ports == [7400, 53, 53]
+
+
+def test_distributed_files_are_a_nodes_own(tmp_path: Path) -> None:
+    """Also again, when the list of revoked ones has come."""
+    shutil.copy(FEDERATION / "distribute.sh", tmp_path)
+    made = tmp_path / "certificates"
+    made.mkdir()
+    for name in (
+        "authority.pem",
+        "authority.key",
+        "edge-0.pem",
+        "edge-0.key",
+        "device-1.pem",
+        "device-1.key",
+    ):
+        (made / name).write_text(name)
+    command = ["sh", str(tmp_path / "distribute.sh")]
+    # No operator has a certificate here, so the last pattern stays as it is written.
+    (made / "operator-0.pem").touch()
+    subprocess.run(command, check=True)
+    assert {each.name for each in (tmp_path / "own/edge-0").iterdir()} == {
+        "authority.pem",
+        "edge-0.pem",
+        "edge-0.key",
+    }
+    (made / "revoked.txt").write_text("1f\n")
+    subprocess.run(command, check=True)
+    assert (tmp_path / "own/device-1/revoked.txt").read_text() == "1f\n"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("role", ["edge", "device"])
+def test_units_expose_little(tmp_path: Path, role: str) -> None:
+    unit = tmp_path / f"cfel-{role}@0.service"
+    shutil.copy(CONTAINERS / "systemd" / f"cfel-{role}@.service", unit)
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert float(re.findall(r"exposure level for \S+: ([0-9.]+)", found)[0]) < 2.0
+
+
+@pytest.mark.parametrize("role", ["edge", "device"])
+def test_units_start_nodes_as_the_guide_says(role: str) -> None:
+    text = (CONTAINERS / "systemd" / f"cfel-{role}@.service").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^ExecStart=/opt/cfel/bin/cfel (.*)$", text, re.MULTILINE)
+    check_command([word.replace("%i", "0") for word in command.split()], f"{role}-0")
 
 
 def test_commands_of_the_guide_exist() -> None:

@@ -12,6 +12,7 @@ from cfel.plugins import name_variants, parse_variants
         ("cef", {"name": "cef"}),
         ("cef+slow_clocks", {"name": "cef", "slow_clocks": True}),
         ("hcef+whole_steps+edge_gossip", {"name": "hcef", "steps": "whole", "gossip": "edge_round"}),
+        ("cef+deadline_300", {"name": "cef", "deadline_seconds": 300.0}),
         ("module:function+edge_gossip", {"name": "module:function", "gossip": "edge_round"}),
     ],
 )
@@ -30,9 +31,10 @@ def test_defaults_have_no_name() -> None:
     [
         ("hcef+slow_clock", r"hcef\+slow_clock.*unknown 'slow_clock'"),
         ("hcef+", r"HCEF\+ is written hcef_plus$"),
+        ("cef+deadline_soon", "'deadline_soon' must end with seconds, as deadline_300"),
         ("hcef+whole_steps+small_batches", "two of its variants contradict"),
     ],
-    ids=["unknown", "HCEF+ as texts write it", "contradiction"],
+    ids=["unknown", "HCEF+ as texts write it", "deadline without seconds", "contradiction"],
 )
 def test_variants_that_are_rejected(text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):

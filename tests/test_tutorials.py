@@ -1,34 +1,29 @@
 """Tutorials are true: what they save is saved, what they run is run, and what they show is printed.
 
-A page is played from top to bottom in an empty folder. A block below "Save this as `name`" becomes a file. In
-a `console` block, lines that begin with `$` are run, and the others must appear in the output; `…` stands for
-anything. `python` blocks are executed. Others are not played: `sh` is for what needs a real machine.
+A page is played from top to bottom in an empty folder; `page_trial` says how.
 """
 
 import os
-import re
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cfel.cli import main
+from cfel.extras import EXTRAS
+from tests.page_trial import Player, find_extras
 
 DOCS = Path(__file__).parents[1] / "docs"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SAVED = re.compile(r"[Ss]ave\s+this\s+as\s+`([\w.-]+)`|this\s+as\s+`([\w.-]+)`")
 PAGES = (
     "start.md",
     "tutorials/plan-my-fleet.md",
     "tutorials/my-model-and-data.md",
     "tutorials/my-scheme.md",
     "tutorials/compare-under-budgets.md",
+    "tutorials/benchmark-my-method.md",
     "tutorials/read-the-report.md",
     "guides/traces.md",
     "guides/budgets.md",
@@ -40,58 +35,15 @@ PAGES = (
     "guides/semi-asynchronous.md",
     "guides/schemes.md",
     "guides/tasks.md",
+    "guides/data.md",
+    "guides/wrong-updates.md",
     "guides/compressors.md",
     "guides/backhauls.md",
 )
 
 
-def _blocks(text: str) -> Iterator[tuple[str, str, str | None]]:
-    """Language, content, and the file that the paragraph before it names."""
-    end = 0
-    for match in BLOCK.finditer(text):
-        before = text[end : match.start()].rstrip().rpartition("\n\n")[2]
-        named = SAVED.search(before)
-        yield match[1], match[2], next(filter(None, named.groups())) if named else None
-        end = match.end()
-
-
-class Player:
-    """Plays the blocks of a page in the current folder."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self._names: dict[str, Any] = {}
-        self.played = 0
-
-    def play(self, text: str) -> None:
-        """Plays all blocks."""
-        for language, content, file in _blocks(text):
-            if file is not None:
-                Path(file).write_text(content, encoding="utf-8")
-            elif language == "console":
-                self._run(content)
-            elif language == "python":
-                exec(compile(content, "page", "exec"), self._names)  # noqa: S102 — the page is ours
-            else:
-                continue
-            self.played += 1
-
-    def _run(self, content: str) -> None:
-        for part in re.split(r"^\$ ", content, flags=re.MULTILINE)[1:]:
-            command, _, shown = part.partition("\n")
-            program, *arguments = shlex.split(command)
-            assert program == "cfel", f"only cfel is run: {command}"
-            code = main(arguments)
-            printed = self._capsys.readouterr()
-            assert code == 0, (command, printed.err)
-            pattern = re.escape(shown.strip()).replace("…", "(?:.|\n)*")
-            assert re.search(pattern, printed.out), (command, printed.out)
-
-
 @pytest.fixture
-def player(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Player]:
+def player(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Player]:
     """In a folder of its own, which is also where Python finds modules."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
@@ -99,7 +51,7 @@ def player(
     # Drawing takes longer than these runs, and is looked at elsewhere.
     monkeypatch.setattr("cfel.report.page.draw_pictures", lambda *_: ())
     before = set(sys.modules)
-    yield Player(capsys)
+    yield Player()
     for name in set(sys.modules) - before:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
             del sys.modules[name]
@@ -116,6 +68,49 @@ def test_the_page_is_true(page: str, player: Player) -> None:
 def test_every_tutorial_is_played() -> None:
     tutorials = {f"tutorials/{path.name}" for path in (DOCS / "tutorials").glob("*.md")}
     assert tutorials == {page for page in PAGES if page.startswith("tutorials/")} | {THREE_MACHINES}
+
+
+def test_every_tutorial_names_its_extras() -> None:
+    """The sets of extras that the targets of the Makefile install, and `deploy` for three machines."""
+    named = {
+        path.stem: find_extras(path.read_text(encoding="utf-8")) for path in (DOCS / "tutorials").glob("*.md")
+    }
+    assert named.pop("deploy-on-three-machines") == {"deploy"}
+    assert named.pop("plan-my-fleet") == set()
+    assert set(named.values()) == {frozenset(("learn", "report"))}
+
+
+BLOCKED = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Finder())
+from tests.page_trial import main
+main("learn,report", {pages})
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_pages_need_no_more_than_their_extras(tmp_path: Path) -> None:
+    """As in an environment without the other extras: README and the tutorial that exports a model."""
+    allowed = ("learn", "report")
+    blocked = {name for name, extra in EXTRAS.items() if extra not in allowed} | {"pandas"}
+    pages = [str(DOCS.parent / "README.md"), str(DOCS / "tutorials" / "my-model-and-data.md")]
+    code = BLOCKED.format(blocked=blocked, pages=pages)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(DOCS.parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("with learn,report") == 2
 
 
 def test_a_wrong_page_fails(player: Player) -> None:

@@ -20,23 +20,26 @@ if TYPE_CHECKING:
     from cfel.control.problem import RoundProblem
     from cfel.control.solution import Solution
     from cfel.control.solve import solve
-    from cfel.errors import CfelError, InputError
+    from cfel.errors import BudgetWarning, CfelError, InputError
     from cfel.experiment.experiment import Experiment
     from cfel.extras import MissingExtraError
     from cfel.learning.data.dataset import DataSet
     from cfel.learning.task import Task
+    from cfel.metric import Metric
     from cfel.report.pictures import Picture
     from cfel.runlog.records import RoundRecord
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BudgetWarning",
     "CfelError",
     "Comparison",
     "DataSet",
     "Experiment",
     "FleetPlan",
     "InputError",
+    "Metric",
     "MissingExtraError",
     "Picture",
     "RoundProblem",
@@ -58,12 +61,14 @@ __all__ = [
 ]
 
 _MODULES = {
+    "BudgetWarning": "errors",
     "CfelError": "errors",
     "Comparison": "api.results",
     "DataSet": "learning.data.dataset",
     "Experiment": "experiment.experiment",
     "FleetPlan": "api.plan",
     "InputError": "errors",
+    "Metric": "metric",
     "MissingExtraError": "extras",
     "Picture": "report.pictures",
     "RoundProblem": "control.problem",

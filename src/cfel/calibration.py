@@ -18,12 +18,17 @@ from typing import Self
 from torch.utils.flop_counter import FlopCounterMode
 
 from cfel import validation
-from cfel.deployment.measurement.energy_counters import SYSFS, EnergyCounter, PackageCounter, find_counter
-from cfel.deployment.measurement.gpu_counter import find_gpu_counter
+from cfel.deployment.measurement.energy_counters import (
+    SYSFS,
+    EnergyCounter,
+    PackageCounter,
+    find_counter,
+    find_gpu_counter,
+)
 from cfel.errors import InputError, UnreachableError, describe_error
 from cfel.experiment import Experiment
 from cfel.learning.device import device_update
-from cfel.learning.device_messages import DeviceOrder, DeviceState
+from cfel.learning.device_messages import DeviceState, Order
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.torch_state import prepare_thread
 from cfel.system.device_classes import FIGURES, REQUIRED, DescribedClass, DeviceClass, HardwareConditions
@@ -261,7 +266,7 @@ def _count_flops(world: World, workspace: Workspace, steps: int) -> int:
 
 def _take_steps(world: World, workspace: Workspace, steps: int) -> None:
     device = _find_device(world)
-    order = DeviceOrder(
+    order = Order(
         seed=world.setting.seed,
         global_round=0,
         edge_round=0,

@@ -24,6 +24,8 @@
     ├── WorkerError         a worker process failed or ended
     └── ...                 some packages add their own branch
 
+Beside the tree, `BudgetWarning` is what Python users get where a run broke a budget or a plan its limits.
+
 A caller who catches `CfelError` catches every expected failure; any other exception is a defect of cfel.
 Messages name the field, where it is, its value and what is allowed.
 """
@@ -40,6 +42,10 @@ _MAX_COMPARED = 100
 
 class CfelError(Exception):
     """Root of the tree."""
+
+
+class BudgetWarning(UserWarning):
+    """A run broke a budget, or a plan its limits."""
 
 
 def describe_error(error: Exception) -> str:

@@ -215,12 +215,16 @@ VARIANTS: Mapping[str, tuple[str, str | bool]] = MappingProxyType(
     {
         "whole_steps": ("steps", "whole"),
         "small_batches": ("steps", "small_batches"),
+        "last_layers": ("steps", "last_layers"),
         "edge_gossip": ("gossip", "edge_round"),
         "slow_clocks": ("slow_clocks", True),
     }
 )
 """Variants in names of schemes, as lists, folders and tables write them (`hcef+edge_gossip`), and the key and
 value of `[scheme]` that each stands for. `cfel.control.schemes` says what each does."""
+
+DEADLINE = "deadline_"
+"""How a deadline is written among the variants: `cef+deadline_300` for `deadline_seconds = 300`."""
 
 
 def parse_variants(text: str) -> dict[str, Any]:
@@ -230,17 +234,29 @@ def parse_variants(text: str) -> dict[str, Any]:
         InputError: there is no such variant.
     """
     name, *variants = text.split("+")
-    for variant in variants:
-        if variant not in VARIANTS:
-            hint = "" if variant else "; HCEF+ is written hcef_plus"
-            raise InputError(unknown_name(f"scheme {text!r}: variant", variant, VARIANTS) + hint)
-    pairs = [VARIANTS[variant] for variant in variants]
+    pairs = [_parse_variant(text, variant) for variant in variants]
     if len({key for key, _ in pairs}) < len(pairs):
         raise InputError(f"scheme {text!r}: two of its variants contradict each other")
     return {"name": name, **dict(pairs)}
 
 
+def _parse_variant(text: str, variant: str) -> tuple[str, str | bool | float]:
+    if variant in VARIANTS:
+        return VARIANTS[variant]
+    if variant.startswith(DEADLINE):
+        try:
+            return "deadline_seconds", float(variant.removeprefix(DEADLINE))
+        except ValueError:
+            raise InputError(f"scheme {text!r}: {variant!r} must end with seconds, as deadline_300") from None
+    hint = "" if variant else "; HCEF+ is written hcef_plus"
+    known = (*VARIANTS, f"{DEADLINE}300")
+    raise InputError(unknown_name(f"scheme {text!r}: variant", variant, known) + hint)
+
+
 def name_variants(scheme: Mapping[str, Any]) -> str:
     """The name of a scheme with its variants, from a `[scheme]` table; the reverse of `parse_variants`."""
     set_here = [variant for variant, (key, value) in VARIANTS.items() if scheme.get(key) == value]
+    # A table from a directory may hold anything.
+    if isinstance(seconds := scheme.get("deadline_seconds"), int | float):
+        set_here.append(f"{DEADLINE}{seconds:g}")
     return "+".join([str(scheme["name"]), *set_here])

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from cfel.errors import InputError
+from cfel.metric import ACCURACY, Metric
 from cfel.validation import check_name, check_number, convert_document
 from cfel.wording import escape_control, show
 
@@ -130,9 +131,9 @@ class RoundPoint:
 
     Attributes:
         round: its number.
-        seconds: time spent when it ended.
-        joules: energy spent when it ended.
-        accuracy: larger is better; None when it was not evaluated.
+        seconds: time spent when it ended, as realised.
+        joules: energy spent when it ended, as realised.
+        accuracy: the task's metric; None when it was not evaluated.
         loss: mean training loss.
         straggler: the slowest device, which all others waited for.
         wall_seconds: real time that this round took, or None.
@@ -242,11 +243,12 @@ class Status:
         term: of the election; None without one.
         coordinator: the node with this role; None when it is not known.
         conditions: "model" or "measured": where μ, ν and energy come from.
-        seconds: time spent.
+        seconds: time spent, as realised.
         seconds_budget: time budget, or None for no limit.
-        joules: energy spent by all devices.
+        joules: energy spent by all devices, as realised.
         joules_budget: energy budget, or None for no limit.
-        target: accuracy to reach, or None.
+        metric: name, unit and direction of what history calls accuracy; with the unit %, numbers are shares.
+        target: value of the metric to reach, or None.
         straggler: device that the last round waited for.
         slowest_cluster: its cluster.
         clusters: edge servers and their devices.
@@ -280,6 +282,7 @@ class Status:
     seconds_budget: float | None = None
     joules: float = 0.0
     joules_budget: float | None = None
+    metric: Metric = ACCURACY
     target: float | None = None
     straggler: int | None = None
     slowest_cluster: int | None = None
@@ -306,7 +309,10 @@ class Status:
         _check_counts(self, "round", "rounds", "edge_round", "edge_rounds", "term", "straggler")
         _check_counts(self, "slowest_cluster", "leader_changes", "wire_bytes")
         _check_numbers(self, "unix_seconds", "seconds", "joules", "seconds_budget", "joules_budget")
-        _check_numbers(self, "target", "certificate_expires")
+        _check_numbers(self, "certificate_expires")
+        if self.target is not None:
+            # A metric may be negative.
+            check_number("target", self.target)
         for reason, number in self.rejected:
             _check_count(f"rejected[{reason!r}]", number)
 
@@ -323,7 +329,8 @@ class Status:
         """The document, which starts with `schema`; strict JSON on one line."""
         # The hook converts NumPy's floats.
         plain = msgspec.to_builtins(self, enc_hook=float)
-        document = {"schema": SCHEMA, **plain, "rejected": dict(self.rejected)}
+        described = {name: getattr(self.metric, name) for name in ("name", "unit", "better")}
+        document = {"schema": SCHEMA, **plain, "metric": described, "rejected": dict(self.rejected)}
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
 
     @classmethod

@@ -8,10 +8,13 @@ behind them never checks again. This module does not know what the numbers mean.
 import json
 import math
 import operator
+import pickle
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
@@ -330,3 +333,38 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(str(error)) from error
+
+
+_NOT_A_PICKLE = (
+    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError),
+    *(IndexError, MemoryError, OverflowError, ImportError, RecursionError),
+)
+
+
+def load_pickle(
+    path: Path, what: str, known: Mapping[str, object] = MappingProxyType({}), encoding: str = "ASCII"
+) -> Any:  # noqa: ANN401 — any plain value
+    """Reads a pickle without trusting it: it can run any code, so it may refer to nothing but `known` names.
+
+    Args:
+        path: the file.
+        what: what it should be, for messages.
+        known: what stands for the names that it may refer to, which are "module.name"; by default none, so
+            that it can hold dictionaries, lists, texts and numbers only.
+        encoding: of texts that Python 2 wrote.
+    """
+
+    class Reader(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> object:
+            if f"{module}.{name}" not in known:
+                raise InputError(
+                    f"{path}: rejected: it refers to {module}.{name}, which is not part of {what}"
+                )
+            return known[f"{module}.{name}"]
+
+    with path.open("rb") as file:
+        try:
+            return Reader(file, encoding=encoding).load()
+        except _NOT_A_PICKLE as error:
+            reason = str(error) or type(error).__name__
+            raise InputError(f"{path}: not {what}: {reason}") from error

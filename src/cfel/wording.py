@@ -3,6 +3,10 @@
 import math
 import re
 
+NOTHING = "–"
+"""Stands for a number that is not known, or was not reached."""
+NO_BREAK = "\N{NO-BREAK SPACE}"
+"""Between a number and its unit, which must not be separated at the end of a line."""
 _MAX_SHOWN = 200
 # Control characters, separators of lines, changes of the writing direction, and halves of surrogate pairs.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -22,6 +26,46 @@ def format_amount(value: float, places: int = 0) -> str:
         return f"{value:.3g}"
     leading = math.floor(math.log10(abs(value))) if value else 2
     return f"{value:,.{max(places, 2 - leading)}f}"
+
+
+def format_seconds(value: float | None, half_width: float | None = None) -> str:
+    """Seconds, with half the width of their confidence interval if given."""
+    return _format_interval(value, half_width, 1.0, "s")
+
+
+def format_joules(value: float | None, half_width: float | None = None) -> str:
+    """Joules, kilojoules or megajoules."""
+    for size, unit in ((1e6, "MJ"), (1e3, "kJ")):
+        if value is not None and abs(value) >= 10 * size:
+            return _format_interval(value, half_width, size, unit)
+    return _format_interval(value, half_width, 1.0, "J")
+
+
+def format_gain(value: float | None) -> str:
+    """A gain as a factor."""
+    return NOTHING if value is None else f"{value:.2f}×"
+
+
+def format_bytes(value: float | None) -> str:
+    """Bytes in powers of 1000."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value is not None and value >= size:
+            return _format_interval(value, None, size, unit)
+    return NOTHING if value is None else f"{value:.0f}{NO_BREAK}B"
+
+
+def format_share(used: float | None, budget: float | None) -> str:
+    """What was used of a budget, in per cent."""
+    return NOTHING if used is None or not budget else f"{format_amount(100 * used / budget)}{NO_BREAK}%"
+
+
+def _format_interval(value: float | None, half_width: float | None, size: float, unit: str) -> str:
+    if value is None:
+        return NOTHING
+    text = format_amount(value / size)
+    if half_width:
+        text += f" ± {format_amount(half_width / size)}"
+    return f"{text}{NO_BREAK}{unit}"
 
 
 def show(value: object) -> str:

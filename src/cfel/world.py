@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
 from cfel.control.setting import Setting
 from cfel.learning.compressors import Compressor
 from cfel.learning.device_messages import DeviceState
@@ -39,6 +42,7 @@ class World:
         edge_rules: what an edge server makes of updates.
         new_device: what a device remembers before its first order: its own part of the model.
         evaluation: when models are evaluated, and on what.
+        variances: per number of the model's statistics, whether it is a variance; empty for none.
     """
 
     setting: Setting
@@ -50,3 +54,4 @@ class World:
     edge_rules: EdgeRules = field(default_factory=EdgeRules)
     new_device: DeviceState = field(default_factory=DeviceState)
     evaluation: Evaluations = field(default_factory=Evaluations)
+    variances: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))

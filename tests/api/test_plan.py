@@ -79,3 +79,20 @@ def test_violations_have_the_names_of_the_table() -> None:
     plan = cfel.plan({**ROW, "cluster": ["attic"]}, time_cap=0.001)
     assert not plan.feasible
     assert "cluster attic" in plan.violations[0]
+
+
+def test_a_plan_in_a_notebook_and_in_a_line() -> None:
+    """25 devices: the first 20 are shown; limits that cannot be met are warnings."""
+    count = 25
+    devices: dict[str, list[object]] = {name: [1.0] * count for name in ("mu", "alpha", "nu", "power")}
+    devices["cluster"] = ["<b>"] * count
+    plan = cfel.plan(devices, time_cap=60)
+    page = plan._repr_html_()
+    assert page.count("<tr>") == 1 + 20
+    assert "and 5 devices more" in page
+    assert "&lt;b&gt;" in page
+    one = cfel.plan({name: values[:1] for name, values in devices.items()}, time_cap=60)
+    assert repr(one).startswith("<FleetPlan: 1 device, ")
+    with pytest.warns(cfel.BudgetWarning, match="energy cap"):
+        broken = cfel.plan(devices, energy_cap=0.001)
+    assert repr(broken).endswith("1 limit not met>")

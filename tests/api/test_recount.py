@@ -12,6 +12,8 @@ from cfel.runlog import RoundRecord, RunDirectory
 from tests.simulation.drive import tiny
 
 CEF = {"name": "cef"}
+# A deadline leaves uploads out, so other models are learned.
+CHANGES_OF_MODELS = ["local.learning_rate=0.1", "seed=1", "scheme.name=hcef", "scheme.deadline_seconds=300"]
 FLOOR = "fleet.conditions.channel_floor=0"
 
 
@@ -41,6 +43,14 @@ def test_slower_clocks_cost_no_time_and_less_energy(tmp_path: Path) -> None:
     assert after[-1].joules < before[-1].joules
 
 
+def test_the_backhaul_can_be_charged_afterwards(tmp_path: Path) -> None:
+    before = finish_run(tmp_path / "run", {"scheme": CEF})
+    after = recount(tmp_path / "run", tmp_path / "wired", ["topology.joules_per_bit=wired"])
+    charged = sum(each.backhaul_joules or 0 for each in after)
+    assert charged > 0
+    assert after[-1].joules == pytest.approx(before[-1].joules + charged)
+
+
 def test_a_run_that_drew_its_steps_is_rejected(tmp_path: Path) -> None:
     finish_run(tmp_path / "run", {"scheme": {"name": "hcef"}})
     with pytest.raises(InputError, match="has to be run again"):
@@ -48,7 +58,7 @@ def test_a_run_that_drew_its_steps_is_rejected(tmp_path: Path) -> None:
     assert not (tmp_path / "after").exists()
 
 
-@pytest.mark.parametrize("change", ["local.learning_rate=0.1", "seed=1", "scheme.name=hcef"])
+@pytest.mark.parametrize("change", CHANGES_OF_MODELS)
 def test_changes_of_what_is_learned_are_rejected(tmp_path: Path, change: str) -> None:
     finish_run(tmp_path / "run", {"scheme": CEF})
     with pytest.raises(InputError, match=r"allowed: fleet\.conditions"):

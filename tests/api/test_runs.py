@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import cfel
-from cfel.api.runs import plan_comparison, whole_runs_are_better
+from cfel.api.runs import list_rows, plan_comparison, whole_runs_are_better
 from cfel.errors import InputError, RunDirectoryError
 from cfel.plugins import ANY_CODE
 from tests.report.conftest import record, write_run
@@ -112,13 +112,15 @@ def test_figures_and_report(result: cfel.RunResult, tmp_path: Path) -> None:
     assert picture._repr_svg_() == picture.svg
     with pytest.raises(InputError, match="did you mean 'accuracy-seconds'"):
         result.plot("accuracy-second")
-    with pytest.raises(InputError, match=r"suffix: unknown '\.pdf'"):
-        picture.save(tmp_path / "figure.pdf")
+    picture.save(tmp_path / "figure.pdf")
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(InputError, match=r"suffix: unknown '\.gif'"):
+        picture.save(tmp_path / "figure.gif")
     files = result.export_figures(tmp_path / "figures", ["csv"])
     assert {file.suffix for file in files} == {".csv"}
     assert (tmp_path / "figures" / "accuracy-seconds.csv").read_text() == picture.csv
-    with pytest.raises(InputError, match="format: unknown 'pdf'"):
-        result.export_figures(tmp_path / "figures", ["pdf"])
+    with pytest.raises(InputError, match="format: unknown 'latex'"):
+        result.export_figures(tmp_path / "figures", ["latex"])
 
 
 @pytest.mark.long
@@ -183,7 +185,7 @@ def test_a_file_is_loaded_with_changes() -> None:
 
 def test_a_comparison_has_each_run_once() -> None:
     """The same scheme or seed twice is one run."""
-    runs = plan_comparison([make_experiment()], ["cef", "hcef", "cef"], [1, 0, 1], Path("out"))
+    runs = plan_comparison(list_rows(make_experiment(), ["cef", "hcef", "cef"]), [1, 0, 1], Path("out"))
     assert [str(run.directory) for run in runs] == [
         *("out/cef/seed-1", "out/cef/seed-0", "out/hcef/seed-1", "out/hcef/seed-0")
     ]
@@ -215,3 +217,33 @@ def test_several_runs_are_loaded_in_the_order_of_the_report(tmp_path: Path) -> N
 )
 def test_whole_runs_or_devices(runs: int, workers: int, devices: int, small: bool, whole: bool) -> None:
     assert whole_runs_are_better(runs, workers, devices, small) is whole
+
+
+def test_named_experiments_are_rows_and_overruns_are_warnings(tmp_path: Path) -> None:
+    """CEF takes more than its budget: a Python user is told so."""
+    base = make_experiment().change({"budget.seconds": 1.0, "scheme": "cef"})
+    rows = {"mine": base, "mine, slower": base.change({"local.learning_rate": 0.01})}
+    with pytest.warns(cfel.BudgetWarning, match=r"^mine, time by .*: CEF plans without caps"):
+        comparison = cfel.compare(rows, out=tmp_path / "named", progress=False)
+    assert (comparison.baseline, list(comparison.summary["schemes"])) == ("mine", list(rows))
+    assert (tmp_path / "named" / "mine,_slower" / "seed-0").is_dir()
+    with pytest.raises(InputError, match="not both"):
+        cfel.compare(rows, ["cef"], out=tmp_path / "both", progress=False)
+    with pytest.raises(InputError, match="would share the folder"):
+        cfel.compare({"a b": base, "a_b": base}, out=tmp_path / "shared", progress=False)
+    with pytest.warns(cfel.BudgetWarning, match="time exceeds its budget"):
+        result = cfel.run(base, out=tmp_path / "run", progress=False)
+    assert "⚠ time exceeds its budget" in result._repr_html_()
+    assert "accuracy within the budgets" in result._repr_html_()
+    assert len(repr(result)) < 200
+
+
+def test_a_misspelt_section_is_named() -> None:
+    with pytest.raises(InputError, match="experiment: unknown 'fleets'; did you mean 'fleet'"):
+        cfel.Experiment(fleets={"devices": 4})
+
+
+def test_a_data_set_of_the_hub_needs_its_prefix() -> None:
+    experiment = make_experiment().change({"data.name": "uoft-cs/cifar10"})
+    with pytest.raises(InputError, match="write 'hf:uoft-cs/cifar10'"):
+        experiment.load_task()

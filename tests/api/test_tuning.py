@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 import cfel
-from cfel.api.runs import parse_range, score_run
-from cfel.errors import InputError
+from cfel.api.runs import parse_range
+from cfel.errors import InputError, StorageError
 from cfel.report import load_run
+from cfel.report.summary import find_quality_within_budgets
 from cfel.runlog import RoundRecord
 from tests.api.test_runs import make_experiment
 from tests.report.conftest import make_record, make_run
@@ -26,9 +27,9 @@ def test_a_run_is_scored_within_its_budgets(
         make_record(3, 0.9, 1100.0, 90.0),
     ]
     make_run(tmp_path / "run", "cef", 0, records)
-    assert score_run(load_run(tmp_path / "run")) == 0.5
+    assert find_quality_within_budgets(load_run(tmp_path / "run")) == 0.5
     make_run(tmp_path / "late", "cef", 0, records[2:])
-    assert score_run(load_run(tmp_path / "late")) == 0.0
+    assert find_quality_within_budgets(load_run(tmp_path / "late")) is None
 
 
 def test_the_experiments_own_seed_is_kept_apart(tmp_path: Path) -> None:
@@ -74,3 +75,31 @@ def test_a_tuning_continues(tmp_path: Path) -> None:
     assert make_experiment().change(more.best).local.learning_rate == more.best["local.learning_rate"]
     with pytest.raises(InputError, match="has trials with another over"):
         cfel.tune(make_experiment(), {"rounds.local": [1]}, trials=5, seeds=[5, 6], out=out)
+
+
+@pytest.mark.parametrize("name", ["study.db", "study.db-journal", "study.db-wal"])
+def test_links_in_the_directory_of_a_tuning_are_not_followed(tmp_path: Path, name: str) -> None:
+    """SQLite would write wherever they point."""
+    pytest.importorskip("optuna")
+    out, elsewhere = tmp_path / "tuned", tmp_path / "elsewhere"
+    out.mkdir()
+    (out / name).symlink_to(elsewhere)
+    with pytest.raises(StorageError, match=f"{name}: it is a link"):
+        cfel.tune(make_experiment(), {"rounds.local": [1, 2]}, trials=1, out=out, progress=False)
+    assert not elsewhere.exists()
+
+
+@pytest.mark.parametrize("content", [b"garbage" * 1000, None])
+def test_a_study_that_is_none_is_named(tmp_path: Path, content: bytes | None) -> None:
+    pytest.importorskip("optuna")
+    study = tmp_path / "tuned" / "study.db"
+    study.parent.mkdir()
+    study.mkdir() if content is None else study.write_bytes(content)
+    with pytest.raises(StorageError, match=r"cannot use .*tuned/study.db: "):
+        cfel.tune(make_experiment(), {"rounds.local": [1, 2]}, trials=1, out=study.parent, progress=False)
+
+
+def test_a_directory_that_optuna_would_misread(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    with pytest.raises(InputError, match="must not contain"):
+        cfel.tune(make_experiment(), {"rounds.local": [1, 2]}, trials=1, out=tmp_path / "a?b", progress=False)

@@ -20,7 +20,7 @@ from benchmarks.deployment import (
 )
 from benchmarks.federations import build_leaf_experiment, build_small_experiment
 from cfel.control.scheme import make_empty_plan
-from cfel.deployment.coordinator.control_state import FinishedEdgeRound, initial_coordinator_state
+from cfel.deployment.coordinator.state import FinishedEdgeRound, initial_coordinator_state
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements
 from cfel.deployment.payloads import model_size
 from cfel.deployment.protocol.device_requests import MeasurementReport
@@ -47,7 +47,9 @@ def test_overhead_is_over_training_and_bytes() -> None:
     done = tuple(
         FinishedEdgeRound(r, (True,) * devices, plan, work, reported) for r, reported in enumerate(rounds)
     )
-    found = compute_overhead(world, replace(initial_coordinator_state(world), finished=done), float(size))
+    found = compute_overhead(
+        world, replace(initial_coordinator_state(world, 0.0), finished=done), float(size)
+    )
     assert (found.wall_seconds, found.training_seconds, found.transfer_seconds) == (6.0, 4.0, 1.0)
     assert found.transferred_bytes == size
     assert found.ratio == pytest.approx(1.2)

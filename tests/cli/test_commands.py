@@ -23,6 +23,7 @@ COMMANDS = (
     "devices",
     "calibrate",
     "export",
+    "predict",
 )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import cfel
 from tests.cli.conftest import Run
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
@@ -47,6 +48,7 @@ def test_what_compare_leaves_behind(compared: Path) -> None:
     assert {file.name for file in compared.iterdir()} == {
         "cef",
         "hcef",
+        "comparison.json",
         "summary.json",
         "report.html",
         "figures",
@@ -69,17 +71,24 @@ def test_means_and_intervals_over_seeds(compared: Path) -> None:
     hcef, cef = document["schemes"]["hcef"], document["schemes"]["cef"]
     assert (cef["gain_seconds"], cef["gain_joules"]) == (1, 1)
     assert cef["seconds"] / cef["seconds_budget"] == pytest.approx(1 / 0.6)
-    assert hcef["joules"] <= hcef["joules_budget"] * (1 + 1e-9)
+    assert hcef["expected_joules"] <= hcef["joules_budget"] * (1 + 1e-9)
     assert [each["resource"] for each in cef["over_budget"]["1"]["overruns"]] == ["seconds", "joules"]
 
 
 def test_what_compare_prints(printed: tuple[Path, str]) -> None:
     _, text = printed
-    for words in ("Time and energy to 10 %", "hcef", "cef", "167 %", "1.00×", "report:"):
+    for words in (
+        "Accuracy within the budgets, and costs to 10 %",
+        "HCEF",
+        "CEF",
+        "167 %",
+        "1.00×",
+        "report:",
+    ):
         assert words in text
     warnings = " ".join(text.split())
-    assert "over budget: cef, time by 66.7 % (seed 0) and energy by 66.7 % (seed" in warnings
-    assert "): cef plans without caps" in warnings
+    assert "over budget: CEF, time by 66.7 % (seed 0) and energy by 66.7 % (seed" in warnings
+    assert "): CEF plans without caps" in warnings
     tidy(text)
 
 
@@ -98,7 +107,7 @@ def test_compare_resumes(run: Run, compared: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--schemes", "cef,hcf"], "scheme: unknown 'hcf'; did you mean 'hcef'?"),
-        (["--schemes", ""], "compare: give at least one scheme and one seed"),
+        (["--schemes", ""], "compare: give at least one experiment and one scheme"),
         (["--seeds", "0,x"], "argument --seeds: '0,x': must be whole numbers separated by commas"),
         (["--target", "high"], "argument --target: 'high': must be a number"),
         (["--set", "rounds.glbal=1"], "[rounds]: unknown 'glbal'"),
@@ -119,16 +128,16 @@ def test_demo(run: Run, tmp_path: Path) -> None:
     shown = run("demo", "--out", tmp_path / "demo", *options)
     found = json.loads((tmp_path / "demo" / "summary.json").read_text())["schemes"]
     assert shown.code == 0
-    assert "Time and energy to 20 %" in shown.out
+    assert "Accuracy within the budgets, and costs to 20 %" in shown.out
     tidy(shown.out)
     assert list(found) == ["hcef_plus", "hcef", "cef", "cef_c", "cef_f", "mll_sgd"]
     assert found["cef"]["seconds"] / found["cef"]["seconds_budget"] == pytest.approx(1 / 0.6)
     assert found["cef"]["joules"] / found["cef"]["joules_budget"] == pytest.approx(1 / 0.6)
-    assert found["hcef"]["seconds"] <= found["hcef"]["seconds_budget"] * (1 + 1e-9)
-    assert found["hcef"]["joules"] <= found["hcef"]["joules_budget"] * (1 + 1e-9)
+    assert found["hcef"]["expected_seconds"] <= found["hcef"]["seconds_budget"] * (1 + 1e-9)
+    assert found["hcef"]["expected_joules"] <= found["hcef"]["joules_budget"] * (1 + 1e-9)
     assert all(row["final_accuracy"] > 0.1 for row in found.values())
     assert math.isfinite(found["mll_sgd"]["seconds"])
-    line = next(line for line in shown.out.splitlines() if line.split()[:1] == ["cef"])
+    line = next(line for line in shown.out.splitlines() if line.split()[:1] == ["CEF"])
     assert line.split()[-4:] == ["167", "%", "167", "%"]
     assert (tmp_path / "demo" / "report.html").is_file()
 
@@ -157,7 +166,7 @@ def test_a_target_that_nobody_reaches(run: Run, compared: Path, tmp_path: Path) 
     out = shutil.copytree(compared, tmp_path / "table")
     answer = run(*COMPARE, "--target", "0.999", "--out", out, "--resume")
     assert answer.code == 0
-    assert "no scheme reached 99.9 % with every seed: try a lower --target or more rounds" in answer.out
+    assert "nothing reached 99.9 % with every seed: try a lower --target or more rounds" in answer.out
 
 
 def test_theory_of_a_comparison(run: Run, compared: Path) -> None:
@@ -172,3 +181,73 @@ def test_report_of_nothing(run: Run, tmp_path: Path) -> None:
     assert (answer.code, answer.out) == (1, "")
     assert "holds no run" in answer.err
     assert run("report", tmp_path / "none").code == 1
+
+
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A scheme, and two variants of it that differ in other keys; printed and written in every form."""
+    from cfel.cli import main
+
+    out = tmp_path_factory.mktemp("varied") / "table"
+    words = ("compare", TINY, *SHORT, "--schemes", "hcef_plus", "--seeds", "0,1", "--target", "0.1")
+    variants = (
+        "--variant",
+        "slow: local.learning_rate=0.01",
+        "--variant",
+        "P: scheme=p_fedavg rounds.local=1",
+    )
+    more = ("--baseline", "slow", "--format", "csv,markdown,latex,pdf", "--out", out)
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        assert main([str(word) for word in (*words, *variants, *more)]) == 0
+    return out, text.getvalue()
+
+
+def test_rows_may_be_variants_of_any_keys(varied: tuple[Path, str]) -> None:
+    out, text = varied
+    document = json.loads((out / "summary.json").read_text())
+    assert list(document["schemes"]) == ["hcef_plus", "slow", "P"]
+    assert document["baseline"] == "slow"
+    assert [row["label"] for row in document["schemes"].values()] == ["HCEF+", "slow", "P"]
+    slow = document["schemes"]["slow"]
+    assert (slow["quality_difference"], slow["p_value"]["quality_difference"]) == (0, None)
+    rates = {name: cfel.load(out / name / "seed-0").experiment.local.learning_rate for name in ("slow", "P")}
+    assert rates["slow"] == 0.01 != rates["P"]
+    assert [line.split()[0] for line in text.splitlines() if line.startswith(("HCEF+", "slow", "P "))] == [
+        *("HCEF+", "slow", "P")
+    ]
+
+
+def test_every_form_is_written(varied: tuple[Path, str]) -> None:
+    out, text = varied
+    for name, words in (("table.csv", "row,quality"), ("table.md", "| Scheme |"), ("table.tex", r"\toprule")):
+        assert words in (out / name).read_text(encoding="utf-8")
+        assert str(out / name) in text
+    assert (out / "figures" / "accuracy-seconds.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_comparison_is_loaded_as_it_was_made(varied: tuple[Path, str]) -> None:
+    comparison = cfel.load(varied[0])
+    assert (comparison.baseline, len(comparison.runs)) == ("slow", 6)
+    assert comparison.to_latex() == (varied[0] / "table.tex").read_text(encoding="utf-8")
+    assert comparison.to_csv() == (varied[0] / "table.csv").read_text(encoding="utf-8")
+    assert "<table>" in comparison._repr_html_()
+    assert repr(comparison).endswith("6 runs of HCEF+, slow, P>")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--variant", "mine"], "must look like"),
+        (["--variant", "mine: local.rate"], "must look like"),
+        (["--variant", "mine: local.learning_rat=1"], "[local]: unknown 'learning_rat'"),
+        (["--schemes", "cef", "--variant", "cef: seed=1"], "two rows are called 'cef'"),
+        (["--schemes", "cef,hcef", "--baseline", "hcf"], "baseline: unknown 'hcf'; did you mean 'hcef'?"),
+        (["--format", "docx"], "format: unknown 'docx' (allowed: csv, latex, markdown, pdf)"),
+    ],
+)
+def test_wrong_variants_and_formats(run: Run, tmp_path: Path, options: list[str], message: str) -> None:
+    answer = run("compare", TINY, "--out", tmp_path / "table", *options)
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+    assert not (tmp_path / "table").exists()

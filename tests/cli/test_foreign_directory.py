@@ -68,6 +68,8 @@ KEYS = [
     ("model", "name", f"{MODULE}:model"),
     ("compression", "kind", f"{MODULE}:build"),
     ("data", "augment", f"{MODULE}:build"),
+    ("data", "partition", f"{MODULE}:build"),
+    ("aggregation", "kind", f"{MODULE}:build"),
 ]
 
 

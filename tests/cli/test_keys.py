@@ -1,12 +1,16 @@
 """`cfel keys` lists every key that an experiment file can have."""
 
 import json
+from collections.abc import Mapping
 
 import pytest
 
 from cfel.cli import main
+from cfel.control import SCHEMES
 from cfel.experiment.experiment import SECTIONS
 from cfel.experiment.key_reference import list_tables
+from cfel.learning.compressors import BUILTIN as COMPRESSORS
+from cfel.learning.local.algorithms import ALGORITHMS
 
 
 def test_every_table_and_key_is_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,6 +26,18 @@ def test_a_word_selects_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "local.step"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if " = " in line]
     assert [line.split(" = ")[0].strip() for line in lines] == ["steps", "step_overhead"]
+
+
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [("scheme.name", SCHEMES), ("compression.kind", COMPRESSORS), ("local.algorithm", ALGORITHMS)],
+)
+def test_parts_are_listed_where_they_are_named(
+    key: str, parts: Mapping[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keys", key, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["values"] == ", ".join([*parts, "module:function"])
 
 
 def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:

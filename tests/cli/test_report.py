@@ -33,14 +33,17 @@ def test_figures_are_exported(run: Run, finished: Path, tmp_path: Path) -> None:
 
 
 def test_all_formats_are_exported_by_default(run: Run, finished: Path, tmp_path: Path) -> None:
-    found = run("report", finished, "--export", tmp_path / "to", "--json").document["figures"]
+    found = run("report", finished, "--export", tmp_path / "to", "--json").document["files"]
     assert {Path(file).suffix for file in found} == {".svg", ".png", ".csv"}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--export", "TO", "--format", "png,pdf"), "format: unknown 'pdf' (allowed: csv, png, svg)"),
+        (
+            ("--export", "TO", "--format", "png,gif"),
+            "format: unknown 'gif' (allowed: csv, latex, markdown, pdf, png, svg)",
+        ),
         (("--export", "TO", "--format", ","), "format: give at least one of svg, png, csv"),
         (("--format", "png"), "--format: needs --export"),
         (("--export", "TO", "--tensorboard"), "--tensorboard: writes into DIR"),
@@ -60,4 +63,4 @@ def test_wrong_usage_of_an_export(
 def test_the_help_has_an_example_of_an_export(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["report", "--help"])
-    assert "cfel report runs/table --export figures --format png,csv" in capsys.readouterr().out
+    assert "cfel report runs/table --export paper --format latex,pdf" in capsys.readouterr().out

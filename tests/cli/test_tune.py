@@ -32,12 +32,12 @@ def test_the_best_values_are_printed_with_the_command_that_uses_them(
 
     def tune(_experiment: object, over: dict[str, Any], **options: Any) -> Tuning:
         asked.update(over, trials=options["trials"], seeds=options["seeds"])
-        return Tuning(path=tmp_path, runs=(), target=None, seeds=(7,), trials=trials)
+        return Tuning(path=tmp_path, runs=(), target=None, baseline=None, seeds=(7,), trials=trials)
 
     monkeypatch.setattr(cfel, "tune", tune)
     words = ("tune", TINY, "--over", "local.learning_rate=0.01..0.2:log", "--trials", 2, "--seeds", "7")
     printed = run(*words)
     assert asked == {"local.learning_rate": "0.01..0.2:log", "trials": 2, "seeds": [7]}
-    assert "90.00 %" in printed.out
+    assert "90.0 %" in printed.out
     assert "--set local.learning_rate=0.05" in printed.out
     assert run(*words, "--json").document["best"] == {"local.learning_rate": 0.05}

@@ -69,11 +69,53 @@ def test_clocks_that_cannot_be_set_stay_as_they_are() -> None:
     assert made.speed is None
 
 
+def take_least(name: str, parameters: SchemeParameters) -> tuple[float, float]:
+    """The least ρ and θ that a scheme may ask of a device."""
+    if name in ("hcef", "hcef_plus", "anycost"):
+        whole = 1 / TAU if name != "hcef" else parameters.rho_min
+        return whole, parameters.theta_min
+    return 1.0, 0.1 if name == "static" else 1.0
+
+
+@pytest.mark.parametrize("name", ["cef", "p_fedavg", "hcef", "hcef_plus", "static", "anycost"])
+@pytest.mark.parametrize("slow_clocks", [False, True])
+def test_a_deadline_leaves_out_who_cannot_make_it_and_nobody_else(name: str, slow_clocks: bool) -> None:
+    """Twelve devices, one per cluster in a deep fade: a hundredth of its upload takes an hour."""
+    seen = observation()
+    now = replace(seen.conditions, nu=np.where(np.arange(DEVICES) < 3, 360_000.0, seen.conditions.nu))
+    seen = replace(seen, conditions=now)
+    deadline = float(np.median(TAU * now.mu + now.nu))
+    made = plan(name, seen, deadline_seconds=deadline, slow_clocks=slow_clocks)
+    rho, theta = take_least(name, SchemeParameters())
+    punctual = rho * TAU * now.mu + theta * now.nu <= deadline
+    assert 0 < punctual.sum() < DEVICES
+    assert np.array_equal(made.rho > 0, punctual)
+    assert np.array_equal(made.theta > 0, punctual)
+    at_clock = made.apply_speed(now)
+    assert (made.rho * TAU * at_clock.mu + made.theta * now.nu <= deadline * (1 + 1e-8)).all()
+
+
+@pytest.mark.parametrize("name", ["cef", "hcef", "hcef_plus", "static"])
+def test_a_deadline_that_everybody_makes_changes_nothing(name: str) -> None:
+    seen = observation()
+    without, within = plan(name, seen), plan(name, seen, deadline_seconds=1e6)
+    assert np.array_equal(without.rho, within.rho)
+    assert np.array_equal(without.theta, within.theta)
+
+
+@pytest.mark.parametrize("name", ["cef", "hcef", "hcef_plus", "static"])
+def test_where_nobody_can_make_it_nobody_is_asked(name: str) -> None:
+    made = plan(name, observation(), deadline_seconds=1e-3)
+    assert not made.rho.any()
+    assert not made.theta.any()
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"steps": "halves"}, r"scheme.steps.*halves.*small_batches"),
         ({"gossip": "never"}, r"scheme.gossip.*never"),
+        ({"deadline_seconds": 0}, r"scheme.deadline_seconds = 0: must be a finite number > 0"),
         ({"slow_clocks": 1}, r"scheme.slow_clocks = 1: must be true or false"),
     ],
 )

@@ -65,15 +65,15 @@ def test_numbers() -> None:
         "# TYPE cfel_spent_seconds_total counter",
         "cfel_spent_seconds_total 12.5",
         "cfel_budget_joules 100.0",
-        "cfel_accuracy_ratio 0.25",
-        'cfel_device_accuracy_ratio{statistic="mean"} 0.5',
+        'cfel_quality{metric="accuracy",unit="%"} 0.25',
+        'cfel_device_quality{metric="accuracy",unit="%",statistic="mean"} 0.5',
         "cfel_loss 1.0",
         'cfel_edge_up{cluster="0",node="edge-0"} 0',
         'cfel_edge_up{cluster="1",node="edge-1"} 1',
         'cfel_devices{cluster="1",state="done"} 2',
         'cfel_devices{cluster="1",state="late"} 1',
         'cfel_cluster_rho_mean{cluster="1"} 0.5',
-        'cfel_uploads_rejected_total{reason="not finite"} 4',
+        'cfel_uploads_rejected_total{reason="numbers out of bounds"} 4',
         "cfel_ready 1",
         "cfel_problem 1",
         "cfel_majority 1",
@@ -92,4 +92,23 @@ def test_numbers() -> None:
 def test_a_family_is_announced_once_and_before_its_samples() -> None:
     names = re.findall(r"# TYPE (\S+)", metrics_text(federation()))
     assert len(names) == len(set(names)) == 26
-    assert EVIL.replace('"', '\\"') in metrics_text(federation())
+    # What others send is in /status.json; a label would keep it for weeks.
+    assert EVIL.replace('"', '\\"') not in metrics_text(federation())
+
+
+def test_labels_are_few_whatever_others_send() -> None:
+    """Reasons quote what came in, and there may be any number of clusters."""
+    rejected = tuple((f"loss = {n}: must be finite", 1) for n in range(30))
+    strange = tuple((f"field {n}: is missing", 2) for n in range(30))
+    clusters = tuple(
+        ClusterStatus(cluster=n, node=f"edge-{n}", size=1, devices=(DeviceStatus(device=n, state="done"),))
+        for n in range(1000)
+    )
+    status = Status(node="edge-0", source="edge", rejected=rejected + strange, clusters=clusters)
+    lines = metrics_text(status).splitlines()
+    assert [line for line in lines if line.startswith("cfel_uploads_rejected_total")] == [
+        'cfel_uploads_rejected_total{reason="invalid message"} 60',
+        'cfel_uploads_rejected_total{reason="numbers out of bounds"} 30',
+    ]
+    assert 'cfel_devices{cluster="others",state="done"} 900' in lines
+    assert len(lines) < 1500

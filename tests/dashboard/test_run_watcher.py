@@ -105,12 +105,12 @@ def test_a_comparison_shows_the_newest_and_the_others_curves(tmp_path: Path) -> 
         os.utime(path / "rounds.jsonl", (1000.0 + age, 1000.0 + age))
     watcher = RunWatcher(tmp_path)
     status = watcher.snapshot()
-    assert (status.scheme, status.unix_seconds) == ("cef", 1002.0)
+    assert (status.scheme, status.unix_seconds) == ("CEF", 1002.0)
     assert status.node == f"{tmp_path.name}/cef/seed-1"
-    assert [curve.name for curve in status.curves] == ["cef, seed 0", "hcef, seed 0"]
+    assert [curve.name for curve in status.curves] == ["CEF, seed 0", "HCEF, seed 0"]
     os.utime(tmp_path / "hcef" / "seed-0" / "rounds.jsonl", (2000.0, 2000.0))
     assert watcher.refresh()
-    assert watcher.snapshot().scheme == "hcef"
+    assert watcher.snapshot().scheme == "HCEF"
 
 
 def test_damage_is_reported_until_it_is_repaired(tmp_path: Path) -> None:

@@ -6,25 +6,25 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
-from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.device.agent import DeviceAgent
 from cfel.deployment.edge.node import EdgeNode
-from cfel.deployment.election.state import Heartbeat
+from cfel.deployment.election.rules import Heartbeat
+from cfel.deployment.host import Host, make_host
 from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.deployment.node import own_data
-from cfel.deployment.protocol.calls import RemoteCalls, to_methods
-from cfel.deployment.protocol.peer_requests import ElectionRequest
+from cfel.deployment.protocol.calls import Endpoint, RemoteCalls, by_method
+from cfel.deployment.protocol.edge_requests import ElectionRequest
+from cfel.deployment.protocol.messages import Message, join_message, split_message
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Method
-from cfel.deployment.transport.messages import Message, join_message, split_message
-from cfel.errors import RejectedError, UnreachableError
+from cfel.errors import UnreachableError
 from cfel.experiment import Experiment
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import read_log
 from cfel.world import World
+from tests.support.inline_compute import InlineCompute
+from tests.support.memory_disk import MemoryDisk
 
 MOST_BYTES = 10**7
 
@@ -53,7 +53,7 @@ class Network:
     frozen: set[Identity] = field(default_factory=set)
     blocked: set[Identity] = field(default_factory=set)
     on_call: Callable[[Identity, Identity, str], None] = lambda _from, _to, _method: None
-    members: dict[Identity, dict[str, Method]] = field(default_factory=dict)
+    members: dict[Identity, dict[str, Endpoint]] = field(default_factory=dict)
     under_way: dict[Identity, set["asyncio.Task[Message]"]] = field(default_factory=dict)
     chance: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311
 
@@ -75,13 +75,12 @@ class Network:
 
     async def _handled(self, caller: Identity, to: Identity, method: str, message: Message) -> Message:
         offered = self.members[to][method]
-        if caller.role not in offered.roles:
-            raise RejectedError(f"{method!r} is not for a {caller.role}")
+        offered.check_caller(caller)
         most_header_bytes = offered.most_header_bytes
         came = await join_message(
             _as_stream(message), offered.most_bytes, most_header_bytes=most_header_bytes
         )
-        task = asyncio.ensure_future(offered.handle(caller, came))
+        task = asyncio.ensure_future(offered.answer(caller, came))
         self.under_way.setdefault(to, set()).add(task)
         try:
             return await join_message(_as_stream(await task), MOST_BYTES)
@@ -117,7 +116,14 @@ class MemoryClient:
 class Federation:
     """Edge servers and devices as tasks; a context manager that ends them all."""
 
-    def __init__(self, experiment: Experiment, directory: Path, network: Network | None = None) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        directory: Path,
+        network: Network | None = None,
+        make: Callable[[Identity], Host] = lambda _: make_host(),
+    ) -> None:
+        self._make = make
         self.experiment = experiment
         self.world: World = experiment.build_world()
         self.directory = directory
@@ -125,7 +131,6 @@ class Federation:
         self.edges: dict[int, EdgeNode] = {}
         self.energy: Callable[[], EnergyCounter | None] = lambda: None
         self.tasks: dict[Identity, asyncio.Task[None]] = {}
-        self._compute_threads: dict[Identity, ComputeThread] = {}
 
     def start(self, *members: Identity) -> None:
         """Starts some members, or all."""
@@ -149,15 +154,14 @@ class Federation:
             member.number,
             self.directory / str(member),
             RemoteCalls(MemoryClient(member, self.network)),
+            self._make(member),
         )
         self.edges[member.number] = node
-        self.network.members[member] = to_methods(node.endpoints.values())
+        self.network.members[member] = by_method(node.endpoints.values())
         await node.run()
 
     async def _device(self, member: Identity) -> None:
-        compute = self._compute_threads[member] = ComputeThread()
-        directory = self.directory / str(member)
-        directory.mkdir(parents=True, exist_ok=True)
+        host, directory = self._make(member), self.directory / str(member)
         agent = DeviceAgent(
             self.world,
             member.number,
@@ -165,14 +169,14 @@ class Federation:
             self.experiment.deployment,
             RemoteCalls(MemoryClient(member, self.network)),
             directory,
-            compute,
-            monotonic,
+            host,
             self.energy(),
         )
         try:
-            await agent.run()
+            with host.disk.reserve(directory):
+                await agent.run()
         finally:
-            compute.close()
+            host.compute.close()
 
     async def kill(self, member: Identity) -> None:
         """Ends a member in the middle of whatever it does; calls to it fail at once."""
@@ -182,7 +186,7 @@ class Federation:
         for handling in list(self.network.under_way.get(member, ())):
             handling.cancel()
         if member.role == "edge":
-            for running in self.edges[member.number].server.training.running.values():
+            for running in self.edges[member.number].server.running.values():
                 running.cancel()
         await asyncio.wait([task])
 
@@ -214,6 +218,17 @@ class Federation:
     async def __aexit__(self, *_: object) -> None:
         for member in list(self.tasks):
             await self.kill(member)
+
+
+def virtual_hosts(disk: MemoryDisk, seed: int) -> Callable[[Identity], Host]:
+    """Machines without clocks, threads or files of their own, for an event loop with a virtual clock."""
+    now = asyncio.get_running_loop().time
+
+    def make(member: Identity) -> Host:
+        chance = random.Random(f"{seed} {member}")  # noqa: S311 (repeatable chance is the point)
+        return Host(disk, InlineCompute(), chance, now)
+
+    return make
 
 
 def play_to_the_end(

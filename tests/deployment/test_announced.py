@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from cfel.deployment.compute_thread import ComputeThread
-from cfel.deployment.edge.device_service import DeviceService
+from cfel.deployment.edge.devices import DeviceService
+from cfel.deployment.host import make_host
 from cfel.deployment.parameters import DeploymentParameters
+from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import Answer, RemoteCalls, Request
 from cfel.deployment.protocol.device_requests import (
     ExperimentOver,
-    IssuedOrder,
     ModelRequest,
     NextModel,
+    NextOrder,
     NextRequest,
     NoOrder,
 )
@@ -36,14 +37,12 @@ OTHER = FlatModel(MODEL.parameters + 1, MODEL.buffers)
 
 @asynccontextmanager
 async def serving() -> AsyncIterator[DeviceService]:
-    compute = ComputeThread()
-    loop = asyncio.get_running_loop()
+    host = make_host()
     try:
-        yield DeviceService(
-            DEVICES, MODEL, DeploymentParameters(round_seconds=0.3, quarantine_after=3), compute, loop.time
-        )
+        parameters = DeploymentParameters(round_seconds=0.3, quarantine_after=3)
+        yield DeviceService(DEVICES, MODEL, parameters, host, EncodedModels(host.compute))
     finally:
-        compute.close()
+        host.compute.close()
 
 
 def orders(model: FlatModel, *devices: int) -> dict[int, DeviceOrder]:
@@ -52,13 +51,13 @@ def orders(model: FlatModel, *devices: int) -> dict[int, DeviceOrder]:
 
 async def news(
     at: DeviceService, device: int, known: str = ""
-) -> NoOrder | ExperimentOver | NextModel | IssuedOrder:
+) -> NoOrder | ExperimentOver | NextModel | NextOrder:
     return await asyncio.wait_for(at.next(Identity("device", device), NextRequest(known)), 5)
 
 
-async def next_order(at: DeviceService, device: int, known: str = "") -> IssuedOrder:
+async def next_order(at: DeviceService, device: int, known: str = "") -> NextOrder:
     found = await news(at, device, known)
-    assert isinstance(found, IssuedOrder)
+    assert isinstance(found, NextOrder)
     return found
 
 
@@ -81,7 +80,7 @@ def test_the_model_is_named_and_can_be_fetched_before_its_order() -> None:
                 await at.model(Identity("device", 0), ModelRequest(MODEL.sha256().hex()))
             collecting = asyncio.create_task(at.collect_reports(orders(OTHER, *DEVICES), {}))
             update = await next_order(at, 0, soon.serial)
-            assert (update.kind, update.model_sha256) == ("update", OTHER.sha256().hex())
+            assert (update.kind, update.order.model) == ("update", OTHER.sha256().hex())
             await collecting
 
     asyncio.run(play())
@@ -122,7 +121,7 @@ def test_an_order_is_never_about_the_model_before() -> None:
             collecting = asyncio.create_task(at.collect_reports(orders(OTHER, *DEVICES), {}))
             await asyncio.sleep(0)
             update = await next_order(at, 1)
-            assert update.model_sha256 == OTHER.sha256().hex()
+            assert update.order.model == OTHER.sha256().hex()
             await collecting
 
     asyncio.run(play())
@@ -153,7 +152,7 @@ def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
             fetched.append(request.sha256)
         answer = await call(self, to, request, seconds)
         match answer:
-            case IssuedOrder():
+            case NextOrder():
                 reported.append(answer.kind)
             case NextModel():
                 reported.append("next model")

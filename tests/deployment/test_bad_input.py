@@ -16,25 +16,31 @@ import grpc
 import grpc.aio
 import pytest
 
-from cfel.deployment.compute_thread import ComputeThread
-from cfel.deployment.edge.device_service import DeviceService
+from cfel.deployment.edge.devices import DeviceService
+from cfel.deployment.edge.verify_upload import UploadLimits
+from cfel.deployment.host import make_host
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.payloads import make_upload
-from cfel.deployment.protocol.calls import Endpoint, RemoteCalls, to_methods
-from cfel.deployment.protocol.codec import encode, to_message
-from cfel.deployment.protocol.coordinator_requests import EstimateCommand
+from cfel.deployment.payloads import EncodedModels, make_upload
+from cfel.deployment.protocol.calls import Endpoint, RemoteCalls
 from cfel.deployment.protocol.device_requests import (
     Confirmation,
     EstimatesRequest,
     ModelRequest,
     NextRequest,
 )
+from cfel.deployment.protocol.edge_requests import EstimateCommand
+from cfel.deployment.protocol.grpc_transport import GrpcClient, GrpcServer
+from cfel.deployment.protocol.messages import (
+    SMALL_HEADER_BYTES,
+    Body,
+    Message,
+    encode,
+    split_message,
+    to_message,
+)
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_client import GrpcClient
-from cfel.deployment.transport.grpc_transport import GrpcServer
-from cfel.deployment.transport.messages import SMALL_HEADER_BYTES, Body, Message, split_message
 from cfel.errors import RejectedError
 from cfel.learning.compressors import DenseUpdate
 from cfel.learning.local.estimates import Estimates
@@ -143,7 +149,7 @@ KINDS = {
     "indices out of range": content(patched(INDICES_AT, b"\xff\xff\xff"), "ascending"),
     "wrong shape": content(to_message(make_upload(WIDER, ORDER)), "the model has 40"),
     "more values than the model has": content(patched(UPDATE_AT + 5, struct.pack("<I", 2**31)), "update"),
-    "unknown kind of update": content(patched(UPDATE_AT, b"\x07"), "unknown kind"),
+    "unknown kind of update": content(patched(UPDATE_AT, b"\x08"), "unknown kind"),
     "update cut short": content(body(BODY[:-1]), "update"),
     "bytes behind the update": content(body(BODY + b"\0"), "update"),
     "more steps than asked": content(header(steps=6), "at most 5"),
@@ -175,10 +181,11 @@ class OpenServer:
         self._certificates = certificates
         self.rejected: list[tuple[Identity | None, str, str]] = []
         parameters = DeploymentParameters(round_seconds=30.0, gone_seconds=30.0, **limits)
-        self._compute = ComputeThread()
-        now = asyncio.get_running_loop().time
-        self.devices = DeviceService((4, 5), MODEL, parameters, self._compute, now, kept_entries=1)
-        methods = to_methods([*self.devices.endpoints(), Endpoint(EstimateCommand, self._never)])
+        host = make_host()
+        self._compute = host.compute
+        models = EncodedModels(host.compute)
+        self.devices = DeviceService((4, 5), MODEL, parameters, host, models, UploadLimits(kept_entries=1))
+        methods = [*self.devices.endpoints(), Endpoint(EstimateCommand, self._never)]
         credentials = Credentials.read(certificates, EDGE)
         self._server = GrpcServer(credentials, methods, lambda *each: self.rejected.append(each), parameters)
         orders = {4: ORDER, 5: replace(ORDER, device=5)}

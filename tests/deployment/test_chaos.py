@@ -21,10 +21,10 @@ import pytest
 
 from cfel.deployment.node import Node
 from cfel.deployment.protocol.calls import RemoteCalls
-from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
+from cfel.deployment.protocol.edge_requests import StatusAnswer, StatusRequest
+from cfel.deployment.protocol.grpc_transport import GrpcClient
 from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_client import GrpcClient
 from cfel.experiment import Experiment
 from cfel.launch.federation import LaunchOptions, launch_federation
 from cfel.launch.node import read_node

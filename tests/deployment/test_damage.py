@@ -69,7 +69,7 @@ def test_an_edge_server_recovers_from_the_others(
             harm(tmp_path / str(HURT))
             federation.start(HURT)
             await federation.finished()
-            assert not federation.edges[1].server.progress.loss
+            assert not federation.edges[1].server.loss
             assert federation.edges[1].member.problem == ""
 
     with caplog.at_level(logging.ERROR):

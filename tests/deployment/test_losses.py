@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cfel.deployment.coordinator.partial_mixing import mixing_rows
+from cfel.deployment.coordinator.counting import mixing_rows
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment
 from cfel.rounds.records import mean_metric

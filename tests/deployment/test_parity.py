@@ -47,6 +47,50 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         name: (TWO_ROUNDS, {"fleet": fleet, "scheme": {"name": scheme}})
         for name, (fleet, scheme) in SOME_ARE_NOT_ASKED.items()
     },
+    # Whole updates are compared, with statistics, and samples are spread by a function of one's own.
+    "user-defined rules": _model(
+        "batch_norm_of_values",
+        {
+            "aggregation": {"kind": "examples.custom_aggregation:agreed", "options": {"least": 0.6}},
+            "data": {"partition": "examples.custom_partition:by_ink"},
+        },
+    ),
+    "krum": (TWO_ROUNDS, {"aggregation": {"kind": "krum", "trim": 0.4}, "fleet": {"clusters": [3, 2, 1]}}),
+    "geometric median": (TWO_ROUNDS, {"aggregation": {"kind": "geometric_median"}}),
+    # Some devices cannot make it; some draw more steps than planned, and keep what they would have sent.
+    "a deadline": (
+        {"scheme": {"name": "hcef", "deadline_seconds": 200}, "budget": {"share_of_cef": 0.6}},
+        {"simulation": {"uploads": "wire", "accounting": "realised"}},
+    ),
+    "a budget that covers three rounds and a half": (
+        {"scheme": {"name": "hcef_plus"}, "budget": {"seconds": 1300, "joules": 2000}},
+        {"rounds": {"global": 20, "stop": "budget"}},
+    ),
+    # The plan says how many steps to take, on small batches: devices hear of it in their orders.
+    "fewer steps on small batches": (
+        TWO_ROUNDS,
+        {
+            "scheme": {"name": "hcef_plus", "steps": "small_batches", "options": {"local_steps": 2}},
+            "budget": {"share_of_cef": 0.6},
+        },
+    ),
+    # All that the first row of the README trains with: the edge server's rate falls with the budget.
+    "the best training options": (
+        {
+            "local": {"algorithm": "shared_momentum", "momentum": 0.9, "schedule_by": "budget"},
+            "scheme": {"name": "hcef_plus"},
+            "aggregation": {"optimiser": "orthogonal", "learning_rate": 1.5, "schedule": "cosine"},
+        },
+        {"rounds": {"global": 3}, "budget": {"seconds": 2000, "joules": 2000}},
+    ),
+    # Compressors that the scheme brings, state that follows losses, weights per step, wrong estimates.
+    **{
+        f"fedpaq, {kind}": (TWO_ROUNDS, {"scheme": {"name": "fedpaq", "options": {"compressor": kind}}})
+        for kind in ("quantise", "uveqfed", "atomo")
+    },
+    "adaptive k": ({"rounds": {"global": 3}}, {"scheme": {"name": "adaptive_k"}}),
+    "deadlines": (TWO_ROUNDS, {"scheme": {"name": "sd_feel_hetero"}}),
+    "plans are wrong": (TWO_ROUNDS, {"scheme": {"name": "hcef"}, "fleet": {"estimate_error": 0.3}}),
     # Random draws, statistics and frozen parameters: the devices of one process share torch's generator.
     **{f"model: {name}": _model(name) for name in ("dropout", "batch_norm_of_values", "low_rank")},
     # A weight that is used twice: torch shares what it rounded among the threads of a process.
@@ -67,7 +111,8 @@ def test_equals_the_simulation(tmp_path: Path, changes: tuple[Mapping[str, Any],
     expected = timeless(records(experiment))
     assert timeless(play_to_the_end(experiment, tmp_path)) == expected
     digests = [line["model_sha256"] for line in expected]
-    assert len(set(digests)) == len(digests) == experiment.rounds.global_rounds
+    assert len(set(digests)) == len(digests) >= 2
+    assert len(digests) == experiment.rounds.global_rounds or expected[-1]["ends_at_budget"]
 
 
 @pytest.mark.long  # each lost call takes its whole time limit

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from cfel.deployment.host import ComputeThread
 from cfel.deployment.payloads import EncodedModel, EncodedModels, read_model
 from cfel.errors import RejectedError
 from cfel.learning.models.flat import FlatModel
@@ -32,9 +33,11 @@ def test_a_model_is_encoded_once_and_off_the_event_loop(monkeypatch: pytest.Monk
     monkeypatch.setattr(FlatModel, "sha256", watch)
 
     async def play() -> None:
-        models = EncodedModels()
+        compute = ComputeThread()
+        models = EncodedModels(compute)
         first, second = await asyncio.gather(models.get(MODEL), models.get(MODEL))
         assert first is second
+        compute.close()
 
     asyncio.run(play())
     assert len(threads) == 1

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +11,18 @@ import torch
 
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.payloads import EncodedModel, make_upload
-from cfel.deployment.protocol.codec import from_message, to_message
+from cfel.deployment.protocol.calls import serve
 from cfel.deployment.protocol.device_requests import MeasurementReport, UploadRequest
-from cfel.deployment.protocol.peer_requests import PeerModelAnswer
+from cfel.deployment.protocol.edge_requests import PeerModelAnswer, PeerModelRequest
+from cfel.deployment.protocol.messages import Body
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.messages import Body, Message
 from cfel.experiment import Experiment
 from cfel.learning.compressors import (
+    AtomicUpdate,
     BlockRotation,
     DenseUpdate,
+    Factors,
+    LatticeUpdate,
     QuantisedUpdate,
     SampledUpdate,
     SparseUpdate,
@@ -62,12 +64,26 @@ def largest_scales(size: int) -> Update:
     return QuantisedUpdate(size, 4, codes, torch.full((buckets,), 3e38))
 
 
+def largest_points(size: int) -> Update:
+    buckets = -(-size // 1024)
+    codes = torch.zeros(buckets * 1024, dtype=torch.int16)
+    codes[:size] = 7
+    return LatticeUpdate(size, 4, 5, codes, torch.full((buckets,), 3e38))
+
+
+def largest_atoms(size: int) -> Update:
+    nothing = SparseUpdate(size, torch.empty(0, dtype=torch.int32), torch.empty(0))
+    return AtomicUpdate(nothing, (Factors(0, torch.full((1, 4), LARGEST), torch.full((1, 5), LARGEST)),))
+
+
 POISONS: dict[str, Poison] = {
     "none": largest_dense,
     "topk": largest_sparse,
     "randomk": largest_sampled,
     "jl": largest_projected,
     "quantise": largest_scales,
+    "uveqfed": largest_points,
+    "atomo": largest_atoms,
 }
 
 
@@ -151,25 +167,17 @@ def test_an_edge_server_with_an_absurd_model_is_left_out_of_gossip(
     """The other two still mix with each other, over single links and all at once, and report the liar."""
     experiment = deployed({"rounds": {"global": 2, "edge": 1}, "scheme": {"name": scheme}})
 
-    async def give(federation: Federation, caller: Identity, message: Message) -> Message:
-        answer = from_message(await offered(federation).handle(caller, message), PeerModelAnswer)
-        body = make_body(federation.world.start)
-        return to_message(PeerModelAnswer(answer.position, body.digest.hex(), body))
-
-    def offered(federation: Federation) -> Any:
-        return to_method[id(federation)]
-
-    to_method: dict[int, Any] = {}
-
     async def lie() -> tuple[Federation, list[str]]:
         async with Federation(experiment, tmp_path) as federation:
             federation.start(*(Identity("edge", i) for i in range(3)))
             await until("all are there", lambda: len(federation.network.members) == 3)
-            methods = federation.network.members[LIAR]
-            to_method[id(federation)] = methods["peer_model"]
-            methods["peer_model"] = replace(
-                methods["peer_model"], handle=lambda *call: give(federation, *call)
-            )
+            methods, body = federation.network.members[LIAR], make_body(federation.world.start)
+
+            async def give(caller: Identity, request: PeerModelRequest) -> PeerModelAnswer:
+                answer = await federation.edges[LIAR.number].server.give_model(caller, request)
+                return PeerModelAnswer(answer.position, body.digest.hex(), body)
+
+            methods["peer_model"] = serve(PeerModelRequest, give)
             federation.start(*(Identity("device", n) for n in range(6)))
             await federation.finished()
             return federation, [federation.edges[i].take_snapshot().problem for i in range(2)]

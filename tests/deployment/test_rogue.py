@@ -1,6 +1,7 @@
 """A device that misbehaves with a valid certificate: rejected, counted, left out; the others continue."""
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,16 +10,15 @@ import pytest
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.payloads import make_upload
 from cfel.deployment.protocol.calls import RemoteCalls
-from cfel.deployment.protocol.codec import encode
 from cfel.deployment.protocol.device_requests import (
     ExperimentOver,
-    IssuedOrder,
     MeasurementReport,
+    NextOrder,
     NextRequest,
     UploadRequest,
 )
+from cfel.deployment.protocol.messages import Body, Message, encode
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.messages import Body, Message
 from cfel.errors import NotAdmittedError, RejectedError, StaleTermError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates
@@ -50,11 +50,11 @@ async def misbehave(client: MemoryClient, reasons: list[str]) -> None:
             continue
         if isinstance(order, ExperimentOver):
             return
-        if not isinstance(order, IssuedOrder):
+        if not isinstance(order, NextOrder):
             continue
         known = order.serial
-        upload = UploadRequest(order.round, 1, 0.5, 3, 0, Body.hash(b"rubbish"), None)
-        estimates = {"round": order.round, "estimates": {"sigma2": -1.0, "g2": 1.0}}
+        upload = UploadRequest(order.order.round, 1, 0.5, 3, 0, Body.hash(b"rubbish"), None)
+        estimates = {"round": order.order.round, "estimates": {"sigma2": -1.0, "g2": 1.0}}
         try:
             if order.kind == "update":
                 await RemoteCalls(client).call(EDGE, upload, 60)
@@ -167,10 +167,43 @@ def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
     honest, none = asyncio.run(play(tmp_path / "honest"))
     monkeypatch.setattr(device_agent, "make_upload", lie)
     swayed, doubts = asyncio.run(play(tmp_path / "lying"))
-    assert (none, doubts) == (0, 2)
+    assert (none, doubts) == (0, 3)
     assert swayed[0] == honest[0]
     assert swayed[1] == pytest.approx(honest[1], rel=0.01)
     assert swayed[2] > 0.2
+
+
+def test_repeated_absurd_estimates_lead_to_quarantine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its updates are well formed, so its edge server never rejects one."""
+
+    def lie(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
+        if order.device == 5:
+            report = replace(report, estimates=Estimates(1e90, 1.0))
+        return make_upload(report, order, measured)
+
+    monkeypatch.setattr(device_agent, "make_upload", lie)
+    experiment = deployed(
+        {"rounds": {"global": 4, "edge": 1}, "local": {"estimator": "reuse"}}, quarantine_after=2
+    )
+    lines = play_to_the_end(experiment, tmp_path)
+    assert [line.devices_taking_part for line in lines] == [6, 6, 5, 5]
+
+
+def test_negative_variances_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With batch norm, their roots would make every output of every model NaN."""
+
+    def lie(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
+        report = replace(report, buffers=-10 * report.buffers.abs()) if order.device == 5 else report
+        return make_upload(report, order, measured)
+
+    monkeypatch.setattr(device_agent, "make_upload", lie)
+    model = {"model": {"name": "tests.architectures:batch_norm_of_values"}, "data": {"batch": 10}}
+    (line,) = play_to_the_end(deployed({"rounds": {"global": 1, "edge": 1}, **model}), tmp_path)
+    assert line.devices_taking_part == 5
+    assert line.loss is not None
+    assert math.isfinite(line.loss)
 
 
 @pytest.mark.parametrize("loss", [1.7e308, -1.7e308])

@@ -11,6 +11,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from cfel.deployment import state_file
+from cfel.deployment.host import RealDisk
 from cfel.errors import StorageError
 
 TENSORS: Mapping[str, NDArray[Any]] = {
@@ -25,8 +26,8 @@ TENSORS: Mapping[str, NDArray[Any]] = {
 @pytest.mark.parametrize("names", [(), ("odd",), tuple(TENSORS)])
 def test_there_and_back(tmp_path: Path, names: tuple[str, ...]) -> None:
     state = b"any bytes \x00\xff"
-    state_file.save(tmp_path / "file", {name: TENSORS[name] for name in names}, state)
-    found = state_file.load(tmp_path / "file")
+    state_file.save(RealDisk(), tmp_path / "file", {name: TENSORS[name] for name in names}, state)
+    found = state_file.load(RealDisk(), tmp_path / "file")
     assert found is not None
     tensors, values = found
     assert values == state
@@ -37,16 +38,16 @@ def test_there_and_back(tmp_path: Path, names: tuple[str, ...]) -> None:
 
 
 def test_safetensors_reads_it(tmp_path: Path) -> None:
-    state_file.save(tmp_path / "file", TENSORS, b"")
+    state_file.save(RealDisk(), tmp_path / "file", TENSORS, b"")
     whole = (tmp_path / "file").read_bytes()
     assert hashlib.sha256(whole[32:]).digest() == whole[:32]
     np.testing.assert_array_equal(safetensors.numpy.load(whole[32:])["model"], TENSORS["model"])
 
 
 def test_damage_is_seen(tmp_path: Path) -> None:
-    state_file.save(tmp_path / "file", TENSORS, b"")
+    state_file.save(RealDisk(), tmp_path / "file", TENSORS, b"")
     whole = bytearray((tmp_path / "file").read_bytes())
     whole[-1] ^= 1
     (tmp_path / "file").write_bytes(whole)
     with pytest.raises(StorageError, match="damaged"):
-        state_file.load(tmp_path / "file")
+        state_file.load(RealDisk(), tmp_path / "file")

@@ -64,7 +64,16 @@ def test_presets(name: str, rounds: Rounds, alpha: float, size: int, rate: float
         alpha_joules=alpha, bandwidth_megahertz=radios, channel_floor=floor
     )
     assert (found.count_parameters(), found.local.learning_rate, found.local.momentum) == (size, rate, 0.9)
-    assert (found.scheme.name, found.budget.share_of_cef) == ("hcef", 0.6)
+    assert found.scheme.name == ("hcef_plus" if name == "demo" else "hcef")
+    assert found.budget.share_of_cef == 0.6
+
+
+def test_presets_are_laid_over_each_other(tmp_path: Path) -> None:
+    """The best training options change the scheme and the learning, and leave the paper's setting alone."""
+    found, paper = loaded(tmp_path, 'preset = ["paper-femnist", "best"]'), preset_experiment("paper-femnist")
+    assert (found.scheme.name, found.aggregation.optimiser) == ("hcef_plus", "orthogonal")
+    assert found.local.algorithm == "shared_momentum"
+    assert (found.rounds, found.fleet, found.data) == (paper.rounds, paper.fleet, paper.data)
 
 
 def test_every_preset_is_listed() -> None:
@@ -233,7 +242,7 @@ def test_file_names_are_absolute_once_read(tmp_path: Path, monkeypatch: pytest.M
         ("name=a=b", "name", "a=b"),
         ("fleet.clusters=[32, 32]", "fleet.clusters", (32, 32)),
         ("fleet.conditions.watts=[0.5, 0.6]", "fleet.conditions.watts", (0.5, 0.6)),
-        ("scheme.options={literal = true}", "scheme.options", {"literal": True}),
+        ("scheme.options={least_speed = 0.7}", "scheme.options", {"least_speed": 0.7}),
         ("budget.seconds=inf", "budget.seconds", float("inf")),
     ],
 )
@@ -271,7 +280,7 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
         ("fleet.availability.awy = 3", "[fleet.availability]: unknown 'awy'"),
         ("scheme.solvr = 'joint'", "[scheme]: unknown 'solvr'"),
         ("preset = 'paper-cifar'", "preset: unknown 'paper-cifar'"),
-        ("preset = 5", "preset: unknown 5 (allowed: demo, none, paper-cifar10, paper-femnist)"),
+        ("preset = 5", "preset: unknown 5 (allowed: best, demo, none, paper-cifar10, paper-femnist)"),
         ("fleet.conditions.kind = 'clases'", "conditions.kind: unknown 'clases'"),
         ("fleet.conditions.kind = ['x']", "fleet.conditions.kind: unknown ['x'] (allowed: classes, "),
         ("scheme.solver = 'jont'", "scheme.solver: unknown 'jont'"),
@@ -328,7 +337,7 @@ CLASSES = 'fleet.conditions = {kind = "classes", flops_per_sample = 1.0, '
         ("data.path = 5", "data.path = 5:"),
         ("data.beta = 'x'", "data.beta = 'x':"),
         ("data.shards = 0", "data.shards = 0:"),
-        ("data.partition = 'dirichle'", "data.partition: unknown 'dirichle'"),
+        ("data.partition = 'dirichle'", "partition: unknown 'dirichle'"),
         ("data.augment = 'crop'", "augmentation: unknown 'crop'"),
         ("model.init = 5", "model.init = 5:"),
         ("compression.kind = 'top'", "compression: unknown 'top'"),

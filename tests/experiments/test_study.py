@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cfel.control import SCHEMES
 from cfel.experiment import experiment_toml, load_experiment
 from cfel.report import load_run, load_runs
 from cfel.report.landed import land_study
@@ -241,3 +242,43 @@ def test_missing_runs_are_made_and_failures_are_named(
     land_study(out, tmp_path / "landed")
     STUDY["main"](["unpack", str(tmp_path / "landed"), str(tmp_path / "again")])
     assert [run.records for run in load_runs(tmp_path / "again")] == [run.records for run in load_runs(out)]
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "femnist"])
+def test_the_field_has_every_scheme_with_the_same_training_options(dataset: str) -> None:
+    """All train on 10 samples with shared momentum, but FedBuff and ATOMO; FedBalancer takes 10 of 20."""
+    rows, found = STUDY["list_field"](dataset), {}
+    for row, changes in rows.items():
+        found[row] = load_experiment(
+            STUDY["find_file"](dataset), (*STUDY["stop_at_budgets"](dataset), *changes)
+        )
+        assert found[row].rounds.global_rounds == 1000
+        assert found[row].fleet.estimate_error == (0.3 if row.endswith("-wrong") else 0.0)
+    assert {each.scheme.name for each in found.values()} == set(SCHEMES)
+    assert len(rows) > 40
+    own = {row for row, each in found.items() if each.local.algorithm != "shared_momentum"}
+    assert own == {"fedbuff", "atomo", "fedbalancer"}
+    assert found["fedbalancer"].local.options == {"shared": True}
+    batches = {row for row, each in found.items() if each.data.batch != 10}
+    assert batches == {"fedbalancer", "static", "static-wrong", "hcef_plus", "hcef_plus-wrong"}
+
+
+def test_the_field_is_one_page_for_both_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """To 0.5 takes 2.5 rounds: of 200 s with CEF, 100 s with Nori, 50 s with HCEF+, 60 s if it is misled.
+
+    The budget of 100 s ends after two of its rounds, with 40 %, or after 1⅔ of 60 s, with 33.3 %.
+    """
+    costs = {"cef": 200.0, "nori": 100.0, "hcef_plus": 50.0, "hcef_plus-wrong": 60.0}
+    out = write_rows(tmp_path / "out" / "cifar10", {row: (row, cost) for row, cost in costs.items()}, (0,))
+    write_rows(tmp_path / "out" / "femnist", {"cef": ("cef", 10.0)}, (0,))
+    place = tmp_path / "landed"
+    STUDY["main"](["field", "--out", str(out.parent), "--table", "0.5", "0.9", "--land", str(place)])
+    page = capsys.readouterr().out
+    assert "cifar10, to 50 %" in page
+    best = "| `hcef_plus` | 40.0 % | 1 of 1 | 125 s | 125 J | 4.00× | 4.00× | 2.00×, 2.00× |"
+    assert f"{best} −6.7, 1.20×, 1.20× | 0.0 |" in page
+    assert "| `nori` | 20.0 % | 1 of 1 | 250 s | 250 J | 2.00× | 2.00× | 0.50×, 0.50× |  | 0.0 |" in page
+    assert "| `cef` | 60.0 % | 0 of 1 | – | – | – | – | –, – |  | 0.0 |" in page
+    assert page.endswith("5 runs, 0.0 hours of one machine\n")
+    STUDY["main"](["field", "--out", str(place), "--table", "0.5", "0.9"])
+    assert capsys.readouterr().out == page

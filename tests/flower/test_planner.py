@@ -82,7 +82,7 @@ def test_estimates_of_clients_are_used() -> None:
     [
         SchemeParameters(name="hcef"),
         SchemeParameters(name="hcef", steps="small_batches"),
-        SchemeParameters(name="hcef_plus", options={"whole_steps": False}),
+        SchemeParameters(name="hcef_plus"),
     ],
     ids=["local", "small_batches", "switched off"],
 )
@@ -93,7 +93,7 @@ def test_other_than_whole_steps_are_rejected(parameters: SchemeParameters) -> No
 
 
 def test_a_scheme_that_plans_in_whole_steps_by_itself_is_accepted() -> None:
-    orders = make_planner(SchemeParameters(name="hcef_plus")).plan([7, 11])
+    orders = make_planner(SchemeParameters(name="hcef_plus", steps="whole")).plan([7, 11])
     assert orders == make_planner("hcef_plus").plan([7, 11])
 
 

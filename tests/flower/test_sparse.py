@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cfel.errors import InputError
-from cfel.flower.sparse import SparseUpdate, restore, sparsify
+from cfel.flower.sparse import SparseUpdate, check_arrays, restore, sparsify
 
 Model = dict[str, NDArray[Any]]
 
@@ -103,3 +103,37 @@ def test_an_update_without_its_whole_arrays_is_rejected() -> None:
     update = SparseUpdate(np.zeros(0, np.int32), np.zeros(0, np.float32), {})
     with pytest.raises(InputError, match="running_mean is missing"):
         restore(make_model(0, 0), update)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("layer.bias", np.array([np.nan], np.float32), "layer.bias is not a finite"),
+        ("layer.bias", np.array([-np.inf]), "layer.bias is not a finite"),
+        ("layer.bias", np.array(["1.0"]), "layer.bias is <U3"),
+        ("layer.bias", np.array([1j]), "layer.bias is complex"),
+        ("norm.running_mean", np.array([np.nan], np.float32), "running_mean is not a finite"),
+        ("norm.running_mean", np.array(["low"]), "running_mean is <U3"),
+        ("norm.num_batches_tracked", np.array(0.5), "num_batches_tracked is float64"),
+        ("layer.weight", np.zeros((2, 1), np.float32), "layer.weight is missing, or has another shape"),
+    ],
+)
+def test_whole_replies_are_checked(name: str, given: NDArray[Any], words: str) -> None:
+    """FedAvg would average them as they are, and the model of all would be NaN."""
+    model = make_model(0, 0, 0)
+    check_arrays(model, make_model(1, 2, 3, mean=0.5, count=9))
+    with pytest.raises(InputError, match=words):
+        check_arrays(model, {**model, name: given})
+
+
+def test_negative_variances_are_rejected() -> None:
+    model = {"norm.running_var": np.ones(2, np.float32)}
+    with pytest.raises(InputError, match="running_var has a negative variance"):
+        check_arrays(model, {"norm.running_var": np.array([1.0, -1.0], np.float32)})
+
+
+def test_values_must_be_numbers() -> None:
+    whole = {"norm.running_mean": np.zeros(1), "norm.num_batches_tracked": np.array(0)}
+    update = SparseUpdate(np.zeros(1, np.int32), np.array(["1.0"]), whole)
+    with pytest.raises(InputError, match="floating-point numbers"):
+        restore(make_model(0, 0, 0), update)

@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from cfel.flower import LocalGrid, PlannedFedAvg, describe_node, send_sparse
+from cfel.flower.records import make_record
 from tests.flower.apps import make_app, make_data, make_model
 
 pytestmark = pytest.mark.long
@@ -141,6 +142,29 @@ def test_clients_that_fail_or_send_nonsense_are_left_out_but_charged() -> None:
     assert result.arrays is not None
     whole = start(make_strategy(scheme="cef"), app, rounds=1).arrays.to_numpy_ndarrays()
     assert any((one != two).any() for one, two in zip(result.arrays.to_numpy_ndarrays(), whole, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [("arrays", np.nan), ("arrays", np.inf), ("cfel-kept-energy", "all"), ("num-examples", -1.0)],
+)
+def test_replies_with_other_than_finite_numbers_are_left_out(what: str, value: Any) -> None:
+    def spoil(message: Message, context: Context, call_next: Any) -> Message:
+        reply = call_next(message, context)
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 0:
+            if what == "arrays":
+                arrays = [np.full_like(each, value) for each in reply.content["arrays"].to_numpy_ndarrays()]
+                names = list(reply.content["arrays"])
+                reply.content["arrays"] = make_record(dict(zip(names, arrays, strict=True)))
+            else:
+                reply.content["metrics"][what] = value
+        return reply
+
+    app = make_app([], mods=[spoil])
+    describe_node(app, FULL)
+    result = start(make_strategy(scheme="cef"), app, rounds=1)
+    assert result.arrays is not None
+    assert all(np.isfinite(each).all() for each in result.arrays.to_numpy_ndarrays())
 
 
 def test_nodes_whose_conditions_are_not_known_take_no_part() -> None:

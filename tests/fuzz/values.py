@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 import numpy as np
 
-from cfel.deployment.transport.messages import Body
+from cfel.deployment.protocol.messages import Body
 
 _DEPTH = 12
 
@@ -36,6 +36,9 @@ def make_value(draw: random.Random, kind: Any, depth: int = 0) -> Any:
         return {
             _key(make_value(draw, arguments[0], depth)): make_value(draw, arguments[1], depth) for _ in places
         }
+    if is_dataclass(origin):
+        # What its parameter stands for: a model's SHA-256, in an order.
+        return _make_table(draw, origin, depth) | {"model": make_value(draw, arguments[0], depth)}
     return _make_plain(draw, kind, depth)
 
 

@@ -10,16 +10,15 @@ import msgspec
 import numpy as np
 import torch
 
-from cfel.deployment.edge.verify_upload import verify_upload
+from cfel.deployment.edge.verify_upload import UploadLimits, verify_upload
 from cfel.deployment.payloads import make_upload, read_model
 from cfel.deployment.protocol.calls import answer_type
-from cfel.deployment.protocol.codec import decode, encode
 from cfel.deployment.protocol.device_requests import UploadRequest
-from cfel.deployment.protocol.methods import METHODS
-from cfel.deployment.transport.messages import Body, Message, join_message, split_message
+from cfel.deployment.protocol.edge_requests import METHODS
+from cfel.deployment.protocol.messages import Body, Message, decode, encode, join_message, split_message
 from cfel.errors import RejectedError
 from cfel.learning.compressors import BUILTIN, compressor
-from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, Order
 from cfel.learning.models.flat import FlatModel
 from tests.fuzz.mutations import change_bytes, change_document
 from tests.fuzz.values import make_value
@@ -103,14 +102,14 @@ def _try_upload(draw: random.Random) -> None:
     content = change_bytes(draw, bytes(upload.content.join()))
     header = encode(upload)
     received = decode(header, UploadRequest, Body.hash(content))
-    verified = verify_upload(received, order, draw.choice((None, 1.0)))
+    verified = verify_upload(received, order, UploadLimits(draw.choice((None, 1.0))))
     verified.update.add_to(torch.zeros(_SIZE), 1.0)
     read_model(content, order.model)
 
 
 def _make_order(draw: random.Random) -> DeviceOrder:
     model = FlatModel(torch.zeros(_SIZE), torch.zeros(draw.choice((0, 5))))
-    return DeviceOrder(seed=0, global_round=1, edge_round=0, device=0, rho=1.0, theta=0.5, tau=2, model=model)
+    return Order(seed=0, global_round=1, edge_round=0, device=0, rho=1.0, theta=0.5, tau=2, model=model)
 
 
 def _vector(draw: random.Random, size: int) -> torch.Tensor:

@@ -76,6 +76,7 @@ FLEETS: Mapping[str, Table] = {
     "away": {"availability": {"away_probability": 0.3, "away": [[1, 0, 0]]}},
     "intervals": {"availability": {"file": str(FILES / "availability.csv"), "round_seconds": 60.0}},
     "uneven": {"devices": 7, "clusters": [4, 2, 1], "battery_joules": 60.0},
+    "wrong": {"estimate_error": 0.3},
     "never": {"conditions": {**_LITERAL, "channel_floor": 0.01, "redraw": "never", "clock_static": 0.2}},
 }
 VARIANTS: Mapping[str, Table] = {
@@ -91,18 +92,22 @@ SCHEME_TABLES: Mapping[str, Table] = {
     "hcef noise": {"name": "hcef", "noise_weight": 0.3, "theta_min": 0.05},
     "cef_f alternating": {"name": "cef_f", "solver": "alternating"},
     "mll_sgd literal": {"name": "mll_sgd", "options": {"literal": True}},
-    "hcef_plus bernoulli": {"name": "hcef_plus", "options": {"whole_steps": False}},
+    "hcef_plus whole_steps": {"name": "hcef_plus", "steps": "whole"},
     "hcef_plus caps": {"name": "hcef_plus", "options": {"efficiency": False, "frequency": False}},
     "hcef_plus p2": {"name": "hcef_plus", "options": {"progress": False, "dense_gossip": False}},
     "hcef_plus lossy": {"name": "hcef_plus", "options": {"error_feedback": False, "gossip_steps": 1}},
     "hcef_plus small_batches": {"name": "hcef_plus", "steps": "small_batches"},
+    "cef_f last_layers": {"name": "cef_f", "steps": "last_layers"},
+    "fedpaq few": {"name": "fedpaq", "options": {"share": 0.3, "theta": 0.25, "compressor": "atomo"}},
+    "sd_feel_hetero early": {"name": "sd_feel_hetero", "options": {"deadline": 0.0, "steps": 1}},
+    "cost_effective time": {"name": "cost_effective", "options": {"time_weight": 1.0}},
     "oort few": {"name": "oort", "options": {"share": 0.3, "penalty": 1.0}},
     "matcha few": {"name": "matcha", "options": {"links": 0.3}},
     "nori floor": {"name": "nori", "options": {"floor": 0.5}},
     **{f"{name}+{each}": {"name": name, **VARIANTS[each]} for name in ("hcef", "cef") for each in VARIANTS},
 }
 # Without those that only differ from another one in the conditions, which have their own values.
-_PLANNED_FLEETS = ("floored", "literal", "classes", "counts", "trace", "sampled", "away", "uneven")
+_PLANNED_FLEETS = ("floored", "literal", "classes", "counts", "trace", "sampled", "away", "uneven", "wrong")
 
 
 def make_experiment(**sections: Any) -> Experiment:
@@ -125,7 +130,8 @@ def collect_plans() -> Cases:
         setting = make_experiment(scheme=SCHEME_TABLES[name], budget={"share_of_cef": 0.3}).build_setting()
         found[f"{name}, tight and noisy"] = _describe_dry_run(setting, 4.0, 0.5)
     for key, value in (("joules_per_bit", 1e-6), ("kind", "star"), ("weights", "size")):
-        setting = make_experiment(topology={key: value}, fleet={"devices": 7}).build_setting()
+        hcef = {"name": "hcef"}
+        setting = make_experiment(scheme=hcef, topology={key: value}, fleet={"devices": 7}).build_setting()
         found[f"hcef, topology.{key}"] = _describe_dry_run(setting, 1.0, 1.0)
     for algorithm in ALGORITHMS:
         setting = make_experiment(scheme={"name": "cef"}, local=_choose(algorithm)).build_setting()
@@ -396,7 +402,8 @@ def _list_runs() -> Iterator[tuple[str, Table]]:
         place = {"engine": engine, "accounting": "realised", "uploads": "wire"}
         for name in COMPRESSORS:
             yield f"{name}, {engine}", {"compression": {"kind": name}, "simulation": place}
-        for steps in ("systematic", "whole", "small_batches"):
+        rules = ("systematic", "whole", "small_batches", *(("last_layers",) if engine == "threads" else ()))
+        for steps in rules:
             yield f"{steps}, {engine}", {"local": {"steps": steps}, "simulation": place}
     realised = {"accounting": "realised"}
     yield "error feedback", {"compression": {"kind": "topk", "error_feedback": True}}

@@ -19,10 +19,14 @@ SCHEMES = (
         "p_fedavg",
         "sd_feel",
     ),
-    *("matcha", "oort", "anycost", "fedluck", "nori", "static"),
+    *("matcha", "oort", "anycost", "fedluck", "nori", "static", "fedlamp", "fedpaq", "adaptive_k"),
+    *("adaptive_tau", "cost_effective", "talk_or_work", "sd_feel_hetero"),
 )
-ALGORITHMS = ("sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn", "fednova", "ditto", "shared_momentum")
-COMPRESSORS = ("topk", "randomk", "jl", "quantise")
+ALGORITHMS = (
+    *("sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn", "fednova", "ditto", "shared_momentum"),
+    "fedbalancer",
+)
+COMPRESSORS = ("topk", "randomk", "jl", "quantise", "uveqfed", "atomo")
 
 Changes = Mapping[str, object]
 _REALISED: Changes = {"simulation.accounting": "realised"}
@@ -65,7 +69,7 @@ def _list_schemes() -> Iterator[Case]:
     for engine in ("threads", "batched"):
         small = {"scheme.name": "hcef_plus", "scheme.steps": "small_batches", "simulation.engine": engine}
         yield Case(f"hcef_plus small_batches {engine}", small)
-    for switch in ("whole_steps", "error_feedback", "curve", "frequency", "progress"):
+    for switch in ("efficiency", "error_feedback", "curve", "frequency", "progress"):
         off = {"scheme.name": "hcef_plus", f"scheme.options.{switch}": False}
         yield Case(f"hcef_plus {switch}=false", off)
 
@@ -93,7 +97,7 @@ def _list_learning() -> Iterator[Case]:
     for name in ("momentum", "fedadam", "fedyogi"):
         yield Case(f"edge {name}", {"aggregation.optimiser": name, "aggregation.learning_rate": 0.1})
     yield Case("average", {"aggregation.average": 0.5})
-    for steps in ("systematic", "whole", "small_batches"):
+    for steps in ("systematic", "whole", "small_batches", "last_layers"):
         yield Case(f"local.steps {steps}", {"local.steps": steps})
     yield Case("fresh estimates", {"local.estimator": "fresh", "local.fresh_batches": 3})
     yield Case("nesterov", {"local.nesterov": True, "local.weight_decay": 0.001, "local.clip_gradient": 1.0})
@@ -113,6 +117,7 @@ def _list_systems() -> Iterator[Case]:
     yield Case("sampled", {"fleet.participation": 0.5})
     yield Case("sampled by samples", {"fleet.participation": 0.5, "fleet.participation_by": "samples"})
     yield Case("away", {"fleet.availability.away_probability": 0.3})
+    yield Case("wrong estimates", {"fleet.estimate_error": 0.3})
     yield Case("battery", {"fleet.battery_joules": 60.0})
     yield Case("uneven", {"fleet.clusters": [3, 2, 1], "topology.weights": "size"})
     yield Case("random graph", {"topology.kind": "erdos-renyi", "topology.joules_per_bit": 1e-6})

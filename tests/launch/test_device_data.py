@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cfel.deployment.device.memory import load_memory
+from cfel.deployment.host import RealDisk
 from cfel.errors import InputError
 from cfel.experiment import experiment_toml
 from cfel.launch.federation import LaunchOptions, prepare_nodes
@@ -68,7 +69,7 @@ def test_runs_as_a_process(tmp_path: Path) -> None:
             device.wait()
     logs = [read_log(path).records for path in tmp_path.glob("nodes/edge-*/rounds.jsonl")]
     assert [line.devices_taking_part for line in logs[0]] == [2, 2]
-    sent = load_memory(tmp_path / "nodes" / "device-0" / "memory.bin").sent
+    sent = load_memory(RealDisk(), tmp_path / "nodes" / "device-0" / "memory.bin").sent
     assert sent is not None
     assert sent.upload.samples == 20
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from cfel.deployment.edge.state import EdgeDisk, EdgeState
-from cfel.deployment.transport.addresses import split_address
+from cfel.deployment.edge.storage import EdgeDisk, EdgeState
+from cfel.deployment.host import RealDisk
+from cfel.deployment.protocol.addresses import split_address
 from cfel.durable import read_bytes
 from cfel.errors import StorageError
 from cfel.experiment import load_experiment
@@ -36,7 +37,7 @@ def nodes(write: Callable[[int, list[Path]], None]) -> type:
             start = deployed().build_world().start
             for log in self._logs:
                 log.parent.mkdir(parents=True, exist_ok=True)
-                EdgeDisk(log.parent, start).save(EdgeState((0, 0, 0), start, start))
+                EdgeDisk(RealDisk(), log.parent, start).save(EdgeState((0, 0, 0), start, start))
 
         def __enter__(self) -> "Nodes":
             return self

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from cfel.learning.compressors import compressor
 from cfel.learning.data import digits, synthetic
 from cfel.learning.data.partition import PartitionParameters, partition
-from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, Order
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.builders import model_builder
@@ -56,7 +57,7 @@ def norm_task() -> Task:
 @pytest.fixture(scope="session")
 def spread() -> Spread:
     def deal(task: Task, devices: int) -> list[DeviceData]:
-        data, parts = partition(task.data, devices, PartitionParameters("iid"), 0)
+        data, parts = partition(task.data, np.zeros(devices, np.int64), PartitionParameters("iid"), 0)
         return [DeviceData(data, part) for part in parts]
 
     return deal
@@ -85,6 +86,6 @@ def order() -> Make:
         edge_round: int = 0,
         seed: int = 0,
     ) -> DeviceOrder:
-        return DeviceOrder(seed, 0, edge_round, device, rho, theta, tau, model)
+        return Order(seed, 0, edge_round, device, rho, theta, tau, model)
 
     return make

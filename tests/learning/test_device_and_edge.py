@@ -17,7 +17,7 @@ from cfel.learning.compressors import SparseUpdate
 from cfel.learning.data import DataSet, synthetic
 from cfel.learning.data.images import augmentation, crop_and_flip
 from cfel.learning.device import device_estimate, device_update
-from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.device_messages import DeviceReport, DeviceState, Order
 from cfel.learning.edge import edge_aggregate, gossip_mix, weighted_model
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.estimates import Estimates
@@ -41,7 +41,7 @@ def _fedavg(task: Task, devices: list[DeviceData], start: FlatModel, rounds: int
         for n, data in enumerate(devices):
             nn.utils.vector_to_parameters(weights.clone(), own)
             optimiser = torch.optim.SGD(own, lr=rate, momentum=beta)
-            stream = DeviceOrder(0, 0, edge_round, n, 1, 1, tau, start).stream("batches")
+            stream = Order(0, 0, edge_round, n, 1, 1, tau, start).stream("batches")
             for rows in draw_batches(data.samples, batch, tau, stream):
                 places = torch.from_numpy(data.indices[rows])
                 optimiser.zero_grad()
@@ -196,7 +196,7 @@ def test_kept_momentum_differs_from_reset(
     ] == DeviceState(estimates=state.estimates)
 
 
-@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise"])
+@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "uveqfed", "atomo"])
 def test_error_feedback_loses_nothing_over_time(
     kind: str, digits_task: Task, workspace: Build, order: Make, spread: Spread
 ) -> None:

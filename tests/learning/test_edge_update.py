@@ -136,6 +136,16 @@ def test_an_algorithm_with_a_rule_needs_the_mean() -> None:
         build_rules(local, algorithm, AggregationParameters(kind="median"))
 
 
+def test_shared_momentum_works_with_robust_rules() -> None:
+    """The median of updates 1, 2 and 1,000 is 2; over 2 steps at a rate of 0.1 that is a momentum of −10."""
+    local = LocalParameters(algorithm="shared_momentum", momentum=0.9)
+    rules = build_rules(local, build_algorithm(local), AggregationParameters(kind="median"))
+    start = rules.add_memory(FlatModel(torch.zeros(1), torch.empty(0)))
+    made = _update(rules, start, [_report(n, [update], 2) for n, update in enumerate((1.0, 2.0, 1000.0))])
+    assert made.parameters.item() == 2.0
+    assert made.memory.item() == pytest.approx(-10.0)
+
+
 def test_unknown_optimisers_and_options() -> None:
     with pytest.raises(InputError, match="did you mean 'fedadam'"):
         build_optimiser(AggregationParameters(optimiser="fedadm"))

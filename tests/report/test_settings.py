@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cfel.errors import RunDirectoryError
 from cfel.report import load_runs, write_report
 from cfel.report.figures import MAX_LINES, choose_lines
 from cfel.report.load import group_by_scheme
@@ -43,10 +44,10 @@ GRID = [{"rounds.edge": q, "local.rate": rate} for q in (1, 2) for rate in (0.1,
 
 def test_the_page_of_a_sweep_has_a_column_per_key(make_sweep: MakeSweep) -> None:
     page = write_report(make_sweep(GRID, (0.2, 0.4, 0.5, 0.8)), 0.4).read_text(encoding="utf-8")
-    assert '<th scope="col">rounds.edge</th><th scope="col">local.rate</th><th scope="col">Time to' in page
+    assert '<th scope="col">rounds.edge</th><th scope="col">local.rate</th><th scope="col">Accuracy w' in page
     assert '<span class="key">rounds.edge: </span>2</th><td data-label="local.rate">0.2</td>' in page
     assert "4 settings of rounds.edge and local.rate" in page
-    assert "rounds.edge=2,local.rate=0.2 has the best final accuracy: 80.0" in page
+    assert "rounds.edge=2,local.rate=0.2 has the best accuracy within the budgets, 80.0" in page
     # Nothing to gain over: no setting is the scheme `cef`.
     assert "Gain" not in page
 
@@ -107,4 +108,22 @@ def test_an_overrun_names_the_scheme_and_not_the_setting(
         json.dumps({"runs": [{"values": {"rounds.edge": 1}, "directory": "over"}]})
     )
     (run,) = load_runs(path)
-    assert describe_overruns(run)[0].endswith(": cef plans without caps")
+    assert describe_overruns(run)[0].endswith(": CEF plans without caps")
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"values": {"a": "\x1b[2J"}, "directory": "0"}, "values.a = .*control characters"),
+        ({"values": {"\x1b[2J": 1}, "directory": "0"}, "values = .*control characters"),
+        ({"values": {"a": 1}, "directory": "../0"}, "directory = .*must lie in the sweep's own directory"),
+        ({"values": {"a": 1}, "directory": "/"}, "directory = .*must lie in the sweep's own directory"),
+        ({"values": {"a": 1}, "directory": 7}, "directory = 7: must be text"),
+    ],
+)
+def test_a_sweep_of_somebody_else_is_checked(make_sweep: MakeSweep, row: dict[str, Any], words: str) -> None:
+    """Its values become names on pages and terminals; its directories are read."""
+    path = make_sweep([{"rounds.edge": 1}], [0.5])
+    (path / "sweep.json").write_text(json.dumps({"runs": [row]}))
+    with pytest.raises(RunDirectoryError, match=f"sweep.json is damaged: {words}"):
+        load_runs(path)

@@ -134,3 +134,15 @@ def test_a_second_dry_run_gives_the_same(scheme: str) -> None:
     first, second = run(where, scheme, budget), run(where, scheme, budget)
     assert first[-1].ledger == second[-1].ledger
     assert first[-1].plans[-1].rho.tolist() == second[-1].plans[-1].rho.tolist()
+
+
+def test_wrong_estimates_change_plans_but_not_what_work_costs() -> None:
+    """CEF asks the same of all, so it costs the same; HCEF takes longer than the cap that it planned for."""
+    where = setting(PRESETS["cifar"], Rounds(global_rounds=2), devices=12, clusters=3)
+    wrong = replace(where, fleet=replace(where.fleet, estimate_error=0.3))
+    budget = compute_use(where).take_share(0.6)
+    assert compute_use(wrong) == compute_use(where)
+    (told, *_), (misled, *_) = run(where, "hcef", budget), run(wrong, "hcef", budget)
+    assert told.plans[0].rho.tolist() != misled.plans[0].rho.tolist()
+    assert misled.conditions[0].mu.tolist() == told.conditions[0].mu.tolist()
+    assert told.cost.seconds <= budget.seconds / 2 * (1 + 1e-9) < misled.cost.seconds

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cfel.arrays import FloatArray
 from cfel.control.scheme import LEAST_GRADIENT_SHARE
 from cfel.learning.local.estimates import Estimates
-from cfel.rounds.estimates import combine_estimates, implausible_devices, most_influence
+from cfel.rounds.estimates import combine_estimates, implausible_devices, most_influence, update_habits
 
 HONEST = (Estimates(1.0, 2.0), Estimates(2.0, 4.0), Estimates(3.0, 3.0))
 SEVEN = tuple(Estimates(2.0 + 0.1 * n, 1.0 + 0.05 * n) for n in range(7))
@@ -121,3 +121,68 @@ def test_noise_of_honest_devices_is_hardly_ever_bounded(devices: int) -> None:
         g2 = np.maximum(draw.normal(0.35, 0.3, devices), -0.75) * sigma2
         bounded += bool(implausible_devices([Estimates(*each) for each in zip(sigma2, g2, strict=True)]))
     assert bounded <= 6
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        # As reported late in 1,000 rounds of `examples/tiny.toml`: most devices fit all their samples.
+        (
+            (0.0642, 0.0055),
+            (4.4035, 0.3371),
+            (0.0042, -0.0007),
+            (0.0013, 0.0005),
+            (0.0035, 0.0001),
+            (0.0011, 0.0002),
+        ),
+        (
+            (0.0005, 3e-5),
+            (5.3591, 0.3264),
+            (0.0022, -0.0004),
+            (0.3139, 0.0648),
+            (0.0001, 6e-5),
+            (0.0004, 0.0001),
+        ),
+        (
+            (0.0058, 0.0002),
+            (4.6867, -0.7896),
+            (0.0004, 0.0003),
+            (0.0036, -0.0004),
+            (0.0002, 2e-5),
+            (8e-6, -2e-6),
+        ),
+    ],
+)
+def test_one_hard_sample_after_convergence_is_not_reported(found: tuple[tuple[float, float], ...]) -> None:
+    """It counts as the mean of the others, which are thousands of times smaller; but nobody lied."""
+    known = [Estimates(*each) for each in found]
+    assert implausible_devices(known) == []
+    assert combine_estimates(known).sigma2[1] < 0.1
+
+
+def test_two_liars_do_not_vouch_for_each_other() -> None:
+    assert implausible_devices((*HONEST, *SEVEN, Estimates(1e90, 1.0), Estimates(1e90, 1.0))) == [10, 11]
+
+
+def test_a_habit_of_raising_the_noise_ratio_is_bounded() -> None:
+    """(3, −2.9) is possible and raises it by 57 %; after eight rounds of ten, its mean exceeds 2.5/8."""
+    known, habits, ratios = (*SEVEN, Estimates(3.0, -2.9)), None, []
+    for _ in range(12):
+        combined = combine_estimates(known, habits=habits)
+        habits = update_habits(habits, known)
+        ratios.append(noise_ratio(combined.sigma2, combined.g2))
+    assert ratios == pytest.approx([4.72] * 8 + [3.0] * 4, rel=0.01)
+    assert implausible_devices(known, habits=habits) == [7]
+
+
+def test_honest_noise_is_no_habit() -> None:
+    """Drawn as above: of eight, nobody's running mean reaches the limit in 300 rounds."""
+    draw, habits = np.random.default_rng(0), None
+    for _ in range(300):
+        sigma2 = draw.gamma(4.0, 0.25, 8)
+        g2 = np.maximum(draw.normal(0.35, 0.3, 8), -0.75) * sigma2
+        known = [Estimates(*each) for each in zip(sigma2, g2, strict=True)]
+        habits = update_habits(habits, known)
+        assert habits is not None
+        assert habits.max() < 2.5 / 8
+    assert update_habits(None, HONEST) is None

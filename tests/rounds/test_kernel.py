@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cfel.control import Budget, RoundPlan, Rounds, SchemeParameters, Setting, build_scheme
+from cfel.metric import ACCURACY
 from cfel.rounds.kernel import (
     ControlState,
     DeviceWork,
@@ -16,6 +17,7 @@ from cfel.rounds.kernel import (
     close_global_round,
     compute_outcome,
     count_global_round,
+    device_weights,
     initial_control,
     is_evaluated,
     is_over,
@@ -193,9 +195,9 @@ def test_metrics_are_averaged_over_devices() -> None:
 def test_when_a_run_is_over(rounds: Rounds, budget: Budget, over: bool) -> None:
     """After 27 s and 8.1 J in round 1, with an accuracy of 0.5."""
     control, record = closed_round()
-    assert is_over(rounds, budget, record) is over
+    assert is_over(rounds, budget, ACCURACY, record) is over
     unevaluated = replace(record, accuracy=None)
-    assert is_over(rounds, budget, unevaluated) is (over and rounds.stop != "target")
+    assert is_over(rounds, budget, ACCURACY, unevaluated) is (over and rounds.stop != "target")
     # A round that reaches its target is the last only because it was evaluated.
     assert is_evaluated(setting(rounds, budget), 3, control) is (over and rounds.stop != "target")
 
@@ -207,3 +209,24 @@ def test_rounds_are_evaluated_every_so_often() -> None:
         control = close_global_round(setting(), control)
         found.append(is_evaluated(setting(), 3, control))
     assert found == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("known", "claimed", "expected"),
+    [
+        ([100.0, 300.0, 50.0], {0: 100, 1: 300}, {0: 100.0, 1: 300.0}),
+        ([100.0, 300.0, 50.0], {0: 2**53, 1: 300}, {0: 600.0, 1: 300.0}),
+        (None, {0: 2**53, 1: 300}, {0: 600.0, 1: 300.0}),
+        (None, {0: 2**53, 1: 300, 2: 40}, {0: 600.0, 1: 300.0, 2: 40.0}),
+        (None, {}, {}),
+    ],
+)
+def test_weights_by_samples_follow_known_counts_or_twice_the_median(
+    known: list[float] | None, claimed: dict[int, int], expected: dict[int, float]
+) -> None:
+    """A claim of 2⁵³ samples would make an aggregate the liar's update, and void clipping."""
+    found = setting()
+    fleet = replace(found.fleet, samples=None if known is None else np.array(known))
+    by_samples = build_scheme(SchemeParameters(name="hier_fedavg"))
+    assert device_weights(replace(found, fleet=fleet, scheme=by_samples), PLAN, claimed) == expected
+    assert device_weights(found, PLAN, claimed) == dict.fromkeys(claimed, 1.0)

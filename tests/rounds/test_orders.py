@@ -7,7 +7,7 @@ from cfel.control.caps import Budget, Rounds
 from cfel.control.scheme import Observation
 from cfel.cost import Ledger
 from cfel.learning.local.parameters import LocalParameters
-from cfel.rounds.kernel import find_rate
+from cfel.rounds.kernel import find_used
 from cfel.system import Conditions
 
 
@@ -42,4 +42,4 @@ def _observe(global_round: int, edge_round: int, ledger: Ledger, budget: Budget)
 )
 def test_the_rate_follows_the_run(by: str, ledger: Ledger, budget: Budget, rate: float) -> None:
     local = LocalParameters(schedule="linear", schedule_by=by)  # type: ignore[arg-type]
-    assert find_rate(local, _observe(4, 1, ledger, budget)) == pytest.approx(rate)
+    assert local.find_rate(find_used(local, _observe(4, 1, ledger, budget))) == pytest.approx(rate)

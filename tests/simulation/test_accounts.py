@@ -91,6 +91,16 @@ def test_bytes_of_a_round() -> None:
     """CEF: 6 devices · 2 edge rounds of 4 · 4,810 bytes, and a full model both ways over three links."""
     log = records(tiny(scheme={"name": "cef"}))
     assert {line.wire_bytes for line in log} == {(6 * 2 + 3 * 2) * 4 * 4810}
+    assert {line.download_bytes for line in log} == {6 * 2 * 4 * 4810}
+    assert {line.backhaul_joules for line in log} == {0}
+
+
+def test_shared_momentum_doubles_what_edge_servers_exchange_and_devices_fetch() -> None:
+    """Over fixed lines, 3 links both ways cost 13.5 nJ for each of 32 bits of 2 · 4,810 numbers."""
+    local = {"algorithm": "shared_momentum", "momentum": 0.9}
+    for line in records(tiny(scheme={"name": "cef"}, local=local, topology={"joules_per_bit": "wired"})):
+        assert (line.backhaul_bytes, line.download_bytes) == (3 * 2 * 2 * 4 * 4810, 6 * 2 * 2 * 4 * 4810)
+        assert line.backhaul_joules == pytest.approx(3 * 2 * 2 * 32 * 4810 * 13.5e-9)
 
 
 def edge_round(experiment: Experiment) -> tuple[World, Listening, RunState, RunState, EdgeRoundOutcome]:
@@ -183,3 +193,33 @@ def test_charged_as_a_larger_model() -> None:
     assert wire.record.wire_bytes == 10 * plain.record.wire_bytes
     np.testing.assert_allclose(wire.plans.nu, 10 * plain.plans.nu)
     np.testing.assert_allclose(wire.plans.seconds, 3 * wire.plans.mu + wire.plans.nu)
+
+
+def test_an_upload_after_the_deadline_is_waited_for_until_then_and_kept_by_its_device() -> None:
+    """Steps are drawn, so some devices take more than planned; error feedback keeps what they sent late."""
+    changes = {
+        "budget": {"share_of_cef": 0.6},
+        "compression": {"error_feedback": True},
+        "scheme": {"name": "hcef", "deadline_seconds": 200},
+    }
+    world, executor, before, after, outcome = edge_round(tiny(changes, rounds={"global": 1, "edge": 1}))
+    plan, now = outcome.plan, outcome.conditions
+    seconds = outcome.steps * now.mu + plan.theta * now.nu
+    late = now.available & (seconds > 200)
+    assert late.any()
+    assert not late.all()
+    assert outcome.realised.seconds.max() == 200
+    assert outcome.expected.seconds.max() <= 200 * (1 + 1e-9)
+    # They worked, and are charged for it.
+    joules = outcome.steps * now.alpha + now.power * plan.theta * now.nu
+    assert outcome.realised.joules == pytest.approx(joules[now.available].sum())
+    workspace = Workspace(world.task, world.training, world.compress)
+    for order in executor.orders:
+        n = order.device
+        report, left = device_update(order, world.data[n], before.devices[n], workspace)
+        kept, expected = after.devices[n].residual, left.residual
+        assert kept is not None
+        assert expected is not None
+        if late[n]:
+            report.update.add_to(expected, 1.0)
+        assert torch.equal(kept, expected)

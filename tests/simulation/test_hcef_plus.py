@@ -16,7 +16,7 @@ from cfel.learning.local.parameters import LocalParameters
 from cfel.rounds.estimates import combine_estimates, implausible_devices
 from cfel.simulation import PoolExecutor, initial_state, simulate
 from cfel.simulation.state import from_checkpoint, to_checkpoint
-from tests.simulation.drive import column, outcomes, timeless, tiny
+from tests.simulation.drive import column, outcomes, records, timeless, tiny
 
 PLUS = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
 
@@ -153,3 +153,21 @@ def test_noisy_gradients_of_small_batches_are_possible() -> None:
     assert implausible_devices(honest) == [8]
     assert implausible_devices(honest, small_batches=True) == []
     assert combine_estimates(honest, small_batches=True).g2[-1] == -1.0
+
+
+@pytest.mark.parametrize("steps", ["local", "small_batches"])
+@pytest.mark.parametrize("share", [0.8, 1.0])
+def test_a_run_that_ends_at_its_budget_begins_no_round_that_it_cannot_pay_for(
+    steps: str, share: float
+) -> None:
+    """Such a round would be planned at the lower bounds, and overran the budgets by up to 12 % here."""
+    budget = {"seconds": 5000 * share, "joules": 2000 * share}
+    ending = {"rounds": {"global": 100, "stop": "budget"}, "budget": budget, "scheme": {"steps": steps}}
+    found = records(tiny(PLUS, ending, simulation={"evaluate_every": 50}))
+    last, mean = found[-1], found[-1].seconds / len(found)
+    assert last.seconds <= budget["seconds"] * 1.001
+    assert last.seconds > budget["seconds"] - mean
+    assert last.ends_at_budget
+    assert not any(each.ends_at_budget for each in found[:-1])
+    # The last round is evaluated, whenever others are.
+    assert last.accuracy is not None

@@ -118,7 +118,7 @@ def test_systematic_steps() -> None:
     assert len(set(taken)) > 1
 
 
-@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "none"])
+@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "uveqfed", "atomo", "none"])
 @pytest.mark.parametrize("feedback", [False, True])
 def test_every_compressor_learns(kind: str, feedback: bool) -> None:
     """From one in ten right to clearly more, at the plans of CEF-C; without compression at those of CEF."""

@@ -14,6 +14,7 @@ from cfel.arrays import FloatArray
 from cfel.experiment import Experiment
 from cfel.learning.edge import gossip_mix
 from cfel.learning.models.flat import FlatModel
+from cfel.runlog import PlanTable
 from cfel.simulation import loop
 from tests.simulation.drive import column, outcomes, parameters_of, records, timeless, tiny
 
@@ -67,6 +68,13 @@ def test_both_engines_agree(local: dict[str, object]) -> None:
         np.testing.assert_array_equal(one.plans.steps, two.plans.steps)
 
 
+def rows(tables: Sequence[PlanTable], part: str) -> dict[tuple[float, ...], float]:
+    """A column by round, edge round and device: a scheme may leave devices out."""
+    number = np.repeat([table.round for table in tables], [len(table.device) for table in tables])
+    keys = zip(number, column(tables, "edge_round"), column(tables, "device"), strict=True)
+    return dict(zip(keys, column(tables, part).tolist(), strict=True))
+
+
 def test_every_scheme_meets_the_same_conditions() -> None:
     """Round by round and device by device, to the last bit."""
     tables = {
@@ -74,8 +82,10 @@ def test_every_scheme_meets_the_same_conditions() -> None:
         for name in SCHEMES
     }
     for name in SCHEMES:
-        for part in ("edge_round", "device", "cluster", "mu", "alpha", "nu", "power"):
-            np.testing.assert_array_equal(column(tables[name], part), column(tables["cef"], part))
+        for part in ("cluster", "mu", "alpha", "nu", "power"):
+            mine, everybody = rows(tables[name], part), rows(tables["cef"], part)
+            assert len(mine) > 30
+            assert mine.items() <= everybody.items()
     np.testing.assert_array_equal(column(tables["cef"], "steps"), 3)
     assert (column(tables["hcef"], "steps") < 3).any()
 
@@ -115,10 +125,10 @@ def test_every_scheme_meets_the_same_batches(monkeypatch: pytest.MonkeyPatch) ->
 def test_common_random_steps() -> None:
     """An iteration that is taken with a small ρ is taken with a larger one: steps rise with ρ."""
     few, many = ([each.plans for each in outcomes(tiny(scheme={"name": name}))] for name in ("hcef", "cef_f"))
-    rho, steps = ((column(few, part), column(many, part)) for part in ("rho", "steps"))
-    larger = rho[1] >= rho[0]
-    assert larger.any()
-    assert (steps[1][larger] >= steps[0][larger]).all()
+    rho, steps = ((rows(few, part), rows(many, part)) for part in ("rho", "steps"))
+    larger = [key for key in rho[0] if rho[1].get(key, 0) >= rho[0][key]]
+    assert larger
+    assert all(steps[1][key] >= steps[0][key] for key in larger)
 
 
 def test_gossip_uses_as_many_threads_as_workers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_everything_sent_is_sent_exactly() -> None:
     """θ = 1: every compressor gives the very log of sending the vector as it is."""
     logs = {
         kind: timeless(records(tiny(scheme={"name": "cef"}, compression={"kind": kind})))
-        for kind in ("none", "topk", "randomk", "jl", "quantise")
+        for kind in ("none", "topk", "randomk", "jl", "quantise", "uveqfed", "atomo")
     }
     assert all(log == logs["none"] for log in logs.values())
 

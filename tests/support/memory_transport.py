@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from cfel import validation
+from cfel.deployment.protocol.calls import Endpoint
+from cfel.deployment.protocol.messages import Message, join_message, split_message
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Method
-from cfel.deployment.transport.messages import Message, join_message, split_message
 from cfel.errors import RejectedError, UnreachableError
 from cfel.seeding import make_generator
 
@@ -59,12 +59,12 @@ class MemoryNetwork:
     seed: int
     faults: LinkFaults = field(default_factory=LinkFaults)
     failures: list[Exception] = field(default_factory=list)
-    _serving: dict[Identity, Mapping[str, Method]] = field(default_factory=dict)
+    _serving: dict[Identity, Mapping[str, Endpoint]] = field(default_factory=dict)
     _broken: set[tuple[Identity, Identity]] = field(default_factory=set)
     _sent: Counter[tuple[Identity, Identity]] = field(default_factory=Counter)
     _under_way: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def serve(self, own: Identity, methods: Mapping[str, Method]) -> None:
+    def serve(self, own: Identity, methods: Mapping[str, Endpoint]) -> None:
         """Lets others call `own`, from now until it leaves."""
         self._serving[own] = methods
 
@@ -106,15 +106,14 @@ class MemoryNetwork:
         low, high = self.faults.seconds
         return low + share * ((self.faults.late_seconds if late < self.faults.late else high) - low)
 
-    def method(self, caller: Identity, to: Identity, name: str) -> Method:
+    def method(self, caller: Identity, to: Identity, name: str) -> Endpoint:
         """What is called, if it is there and open to the caller."""
         if to not in self._serving:
             raise UnreachableError(f"{to}, {name}: nobody listens")
         method = self._serving[to].get(name)
         if method is None:
             raise RejectedError(f"{to}, {name}: no such method")
-        if caller.role not in method.roles:
-            raise RejectedError(f"{to}, {name}: {name!r} is not for a {caller.role}")
+        method.check_caller(caller)
         return method
 
     def start(self, work: "asyncio.Task[None]") -> None:
@@ -155,7 +154,7 @@ class MemoryClient:
         try:
             method = self.network.method(self.own, to, name)
             request = await join_message(_stream(wire), method.most_bytes)
-            reply = await method.handle(self.own, request)
+            reply = await method.answer(self.own, request)
             outcome = await join_message(_stream(split_message(reply)), len(reply.body))
         except (RejectedError, UnreachableError) as error:
             outcome = type(error)(f"{to}, {name}: {error}")

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
+from cfel.deployment.protocol.messages import Body, Message
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import Method
-from cfel.deployment.transport.messages import Body, Message
 from cfel.errors import InputError, RejectedError, UnreachableError
 from tests.deployment.virtual_time import run_virtually
 from tests.support.memory_transport import LinkFaults, MemoryNetwork
+from tests.support.raw_endpoint import raw_endpoint
 
 EDGE, OTHER, DEVICE = Identity("edge", 0), Identity("edge", 1), Identity("device", 4)
 
@@ -28,7 +28,7 @@ def network(faults: LinkFaults | None = None, seed: int = 1) -> tuple[MemoryNetw
             raise ZeroDivisionError
         return Message(str(value + caller.number).encode(), Body.hash(message.body.join()[::-1]))
 
-    made.serve(EDGE, {"add": Method(("device",), add, most_bytes=3)})
+    made.serve(EDGE, {"add": raw_endpoint("add", ("device",), add, 3)})
     return made, seen
 
 

@@ -89,6 +89,7 @@ def test_trace_is_read_once_and_followed(tmp_path: Path) -> None:
         ({"clusters": 65}, r"fleet\.clusters = 65:"),
         ({"clusters": (32, 0, 32)}, r"fleet\.clusters\[1\] = 0"),
         ({"clusters": (32, 31)}, r"fleet\.clusters: .* 63, .*fleet\.devices = 64"),
+        ({"estimate_error": 1.0}, r"fleet\.estimate_error = 1\.0:"),
         ({"battery_joules": -1.0}, r"fleet\.battery_joules = -1\.0:"),
         ({"battery_joules": (1.0, 2.0)}, r"fleet\.battery_joules: .* 64 .* 2"),
         ({"availability": Availability(away=((64, 0, 1),))}, "unknown device 64"),
@@ -114,3 +115,24 @@ def test_a_million_devices_at_memory_speed() -> None:
     fleet = build_fleet(FleetParameters(devices=10**6, clusters=1000, availability=Availability(0.1)))
     found = fleet.conditions(0, 0, 0, 1e6)
     assert found.available.mean() == pytest.approx(0.9, abs=0.005)
+
+
+def test_plans_may_be_wrong_about_devices() -> None:
+    """Factors from 0.7 to 1.3, one per device and quantity; the same in every round and in any fleet."""
+    fleet = build_fleet(FleetParameters(devices=100, estimate_error=0.3))
+    factors = []
+    for edge_round in range(2):
+        true = fleet.conditions(4, 0, edge_round, 1e6)
+        seen = fleet.misjudge(4, true)
+        assert seen.power.tolist() == true.power.tolist()
+        factors.append(
+            np.stack([getattr(seen, name) / getattr(true, name) for name in ("mu", "alpha", "nu")])
+        )
+    assert factors[0] == pytest.approx(factors[1])
+    assert 0.7 <= factors[0].min() < 0.72
+    assert 1.28 < factors[0].max() <= 1.3
+    assert factors[0].mean() == pytest.approx(1.0, abs=0.03)
+    few = build_fleet(FleetParameters(devices=8, estimate_error=0.3))
+    known = few.conditions(4, 0, 0, 1e6)
+    assert (few.misjudge(4, known).mu / known.mu).tolist() == pytest.approx(factors[0][0, :8])
+    assert build_fleet(FleetParameters()).misjudge(4, true) is true

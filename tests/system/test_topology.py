@@ -146,6 +146,8 @@ def test_unknown_kind_names_the_nearest() -> None:
     ("fields", "reason"),
     [
         ({"p_edge": 0.0}, r"topology\.p_edge = 0\.0:"),
+        ({"joules_per_bit": "wireless"}, r"topology\.joules_per_bit: unknown 'wireless'.*wired"),
+        ({"joules_per_bit": -1}, r"topology\.joules_per_bit = -1: must be"),
         ({"weights": "sizes"}, r"topology\.weights: unknown 'sizes'"),
         ({"kind": "edges"}, "needs either `file` or `edges`"),
         ({"kind": "edges", "edges": ((0, 1, 2),)}, r"topology\.edges\[0\] = \(0, 1, 2\): must be a pair"),

@@ -15,7 +15,7 @@ from cfel.experiment import Experiment, load_directory_experiment
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge import mean_model, read_edge_models
 from cfel.learning.local.algorithms import build_algorithm
-from cfel.learning.models.files import save_model, save_onnx
+from cfel.learning.models.files import ModelForm, save_model, save_onnx
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import Task, initial_model
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
@@ -81,7 +81,8 @@ def export_model(
     if to.suffix == ".onnx":
         save_onnx(to, found.model, task.build(), task.data.input_shape)
     else:
-        save_model(to, found.model, task.build())
+        name = experiment.model.name if experiment.data.task is None else ""
+        save_model(to, found.model, task.build(), ModelForm.describe(task, name))
     return found
 
 
@@ -159,16 +160,17 @@ def _load_edge_models(run: RunDirectory, clusters: int, like: FlatModel) -> _Edg
                 checkpoint.round, dict(enumerate(read_edge_models(checkpoint, clusters, like)))
             )
     # A deployment's state; reading it needs packages that a simulation does not.
-    from cfel.deployment.edge.state import EdgeDisk, EdgeState
+    from cfel.deployment.edge.storage import EdgeDisk, EdgeState
+    from cfel.deployment.host import RealDisk
 
     def load_state(place: Path) -> EdgeState:
         check_directory(place)
         for _ in range(_MAX_ATTEMPTS - 1):
             try:
-                return EdgeDisk(place, like).load()
+                return EdgeDisk(RealDisk(), place, like).load()
             except StorageError:
                 time.sleep(_RETRY_SECONDS)
-        return EdgeDisk(place, like).load()
+        return EdgeDisk(RealDisk(), place, like).load()
 
     check_directory(directory / "nodes")
     alone = EdgeDisk.holds_state(directory)

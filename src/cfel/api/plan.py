@@ -3,8 +3,10 @@
 import csv
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,23 +28,25 @@ from cfel.control.segments import PricedFleet
 from cfel.control.solution import ROUNDING, Solution
 from cfel.control.solve import Method
 from cfel.cost import cluster_seconds, device_joules, device_seconds, open_ledger
-from cfel.errors import FleetFileError, InputError
+from cfel.errors import BudgetWarning, FleetFileError, InputError
 from cfel.plugins import ANY_CODE, CodePolicy, import_from, label_object, parse_variants
-from cfel.system.batch_shares import DEFAULT_OVERHEAD, BatchShares
+from cfel.system.batch_shares import DEFAULT_OVERHEAD, LAYER_SHARES, BatchShares
 from cfel.system.conditions import Conditions
-from cfel.wording import format_amount
+from cfel.wording import format_amount, plural
 
 PROBLEM_OPTIONS = (
     *("tau", "sigma2", "g2", "time_cap", "energy_cap", "rho_min", "theta_min", "noise_weight"),
     "on_unreachable",
 )
 SCHEME_OPTIONS = ("scheme_options", "batch", "step_overhead", "seed")
-HCEF = "hcef"
-"""The scheme that solves the problem of the table itself, with bounds per device."""
+HCEF, HCEF_PLUS = "hcef", "hcef_plus"
+"""The scheme that solves the problem of the table itself, with bounds per device; and the default."""
 _DOCUMENT = (
-    *("rho", "theta", "speed", "objective", "lower_bound", "gap", "feasible", "violations"),
+    *("rho", "theta", "speed", "local_steps", "objective", "lower_bound", "gap", "feasible", "violations"),
     *("device_seconds", "device_joules", "time_cap", "energy_cap", "multiplier", "method", "iterations"),
 )
+
+_OWN = ("speed", "local_steps")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -54,12 +58,15 @@ class FleetPlan:
         solution: its solution, by device number.
         scheme: who planned.
         clock: share of its clock that each device is to run at; None where the scheme leaves clocks alone.
+        local_steps: steps that each device is to take, on a part of its batch that costs a share ρ of all τ
+            full ones; None where devices take a share ρ of the steps.
     """
 
     named: NamedProblem
     solution: Solution
     scheme: str = HCEF
     clock: FloatArray | None = None
+    local_steps: int | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -68,7 +75,7 @@ class FleetPlan:
 
     @property
     def rho(self) -> FloatArray:
-        """Probability of each local step, per device."""
+        """Share of the local steps, or of their computing, per device."""
         return self.solution.rho
 
     @property
@@ -134,7 +141,7 @@ class FleetPlan:
 
     def to_document(self) -> dict[str, Any]:
         """The scheme, the fields of the solution by name, and clocks."""
-        found = {name: getattr(self if name == "speed" else self.solution, name) for name in _DOCUMENT}
+        found = {name: getattr(self if name in _OWN else self.solution, name) for name in _DOCUMENT}
         return {"scheme": self.scheme, **found}
 
     def write_csv(self, path: str | PathLike[str]) -> None:
@@ -153,11 +160,42 @@ class FleetPlan:
             raise FleetFileError(f"{path}: cannot be written: {error}") from error
 
     def __repr__(self) -> str:
-        devices, gap = len(self.devices), 100 * self.gap
-        met = "all limits met" if self.feasible else "; ".join(self.violations)
-        costs = f"{format_amount(self.seconds, 1)} s, {format_amount(self.joules, 1)} J"
-        proof = "no proof" if math.isnan(gap) else f"at most {gap:.4f} % above the best plan"
-        return f"<FleetPlan: {devices} devices, {costs}, {proof}, {met}>"
+        return f"<FleetPlan: {', '.join(self._describe())}>"
+
+    def _describe(self) -> list[str]:
+        """The plan in a few words; costs are expected ones."""
+        gap, broken = 100 * self.gap, len(self.violations)
+        return [
+            plural(len(self.devices), "device"),
+            f"{format_amount(self.seconds, 1)} s and {format_amount(self.joules, 1)} J expected",
+            "no proof" if math.isnan(gap) else f"at most {gap:.4f} % above the best plan",
+            "all limits met" if self.feasible else f"{plural(broken, 'limit')} not met",
+        ]
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: the first devices, then what could not be met."""
+        columns = self.columns
+        head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
+        rows = zip(*(values[:_MOST_SHOWN] for values in columns.values()), strict=True)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{escape(_show_cell(cell))}</td>' for cell in row)}</tr>" for row in rows
+        )
+        more = max(0, len(self.devices) - _MOST_SHOWN)
+        rest = f"<p>and {plural(more, 'device')} more</p>" if more else ""
+        broken = "".join(f"<p>⚠ {escape(words)}</p>" for words in self.violations)
+        title = escape(", ".join(self._describe()))
+        return (
+            f"<p><b>{title}</b></p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            f"{rest}{broken}"
+        )
+
+
+# Rows of a plan in a notebook.
+_MOST_SHOWN = 20
+
+
+def _show_cell(cell: object) -> str:
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +249,9 @@ def plan(
     energy_budget: float | None = None,
     rounds: int | None = None,
     edge_rounds: int | None = None,
-    method: Method = "joint",
+    method: Method | None = None,
     start: float | None = None,
-    scheme: str | SchemeBuilder = HCEF,
+    scheme: str | SchemeBuilder | None = None,
     scheme_options: Mapping[str, Any] | None = None,
     batch: int | None = None,
     step_overhead: float | None = None,
@@ -222,7 +260,9 @@ def plan(
     """Plans one edge round of a fleet.
 
     HCEF solves the problem that the table and the options state. Any other scheme gets what it would observe
-    before the first edge round of a simulation with these devices, and plans what it would plan there.
+    before the first edge round of a simulation with these devices, and plans what it would plan there. The
+    default is HCEF+; it is HCEF where the table or the options state what only HCEF knows: `method`, `start`,
+    `noise_weight`, upper bounds, or bounds per device.
 
     Args:
         table: one row per device with the columns mu (s/step), alpha (J/step), nu (s per full upload), power
@@ -242,14 +282,18 @@ def plan(
         energy_budget: joules for a whole run, likewise.
         rounds: global rounds of that run.
         edge_rounds: edge rounds in each of them, 5 by default.
-        method: "joint", with a proven gap, or "alternating", the paper's Algorithm 3.
+        method: "joint", with a proven gap, or "alternating", the paper's Algorithm 3; only with HCEF and its
+            variants.
         start: initial ρ of "alternating"; only with HCEF.
-        scheme: who plans: a built-in scheme, also with variants ("hcef+slow_clocks"), an entry point,
-            "module:function", or a function that builds one.
+        scheme: who plans, if not the default: a built-in scheme, also with variants ("hcef+slow_clocks"), an
+            entry point, "module:function", or a function that builds one.
         scheme_options: `[scheme.options]` of the experiment file, as {"least_speed": 0.7} of "hcef_plus".
-        batch: samples of a full batch; required with small batches ("hcef_plus+small_batches").
+        batch: samples of a full batch, so that HCEF+ can plan smaller ones; without it, it plans whole steps.
         step_overhead: share of a step's cost that its batch does not change, 0.05 by default; likewise.
         seed: of schemes that draw, 0 by default.
+
+    Warns:
+        BudgetWarning: a limit could not be met; the plan's `violations` say the same.
 
     Raises:
         InputError: naming the field, the place and the value.
@@ -276,7 +320,10 @@ def plan(
         "step_overhead": step_overhead,
         "seed": seed,
     }
-    return plan_fleet(table, given)
+    found = plan_fleet(table, given)
+    for words in found.violations:
+        warnings.warn(words, BudgetWarning, stacklevel=2)
+    return found
 
 
 def plan_fleet(table: object, given: Mapping[str, Any], option_name: OptionName = str) -> FleetPlan:
@@ -291,7 +338,8 @@ def plan_fleet(table: object, given: Mapping[str, Any], option_name: OptionName 
     if isinstance(table, str | Path):
         # A scheme of the user's own usually lies beside the table.
         import_from(Path(table).parent)
-    request = SchemeRequest(stated.get("scheme", HCEF), **{name: stated.get(name) for name in SCHEME_OPTIONS})
+    scheme = stated.get("scheme") or _choose_scheme(named.problem, stated)
+    request = SchemeRequest(scheme, **{name: stated.get(name) for name in SCHEME_OPTIONS})
     method, start = stated.get("method", "joint"), stated.get("start")
     # The joint solver has no start, and a silently ignored option would mislead.
     if start is not None and method != "alternating":
@@ -301,8 +349,19 @@ def plan_fleet(table: object, given: Mapping[str, Any], option_name: OptionName 
     if request.scheme == HCEF:
         request.reject_given(SCHEME_OPTIONS, "only with another scheme than hcef", option_name)
         return FleetPlan(named, solve(named.problem, method, None if start is None else (start, 1.0)))
-    solution, clock = plan_by_request(named.problem, request, method, length, option_name)
-    return FleetPlan(named, solution, request.name, clock)
+    solution, made = plan_by_request(named.problem, request, method, length, option_name)
+    return FleetPlan(named, solution, request.name, made.speed, made.local_steps)
+
+
+def _choose_scheme(problem: RoundProblem, stated: Mapping[str, Any]) -> str:
+    """HCEF+, or HCEF where something is stated that only it knows."""
+    bounds = (problem.rho_min, problem.theta_min)
+    only_hcef = (
+        any(name in stated for name in ("method", "start", "noise_weight"))
+        or any((most < 1).any() for most in (problem.rho_max, problem.theta_max))
+        or any(np.ptp(bound) > 0 for bound in bounds)
+    )
+    return HCEF if only_hcef else HCEF_PLUS
 
 
 def _insert_names(words: str, named: NamedProblem) -> str:
@@ -325,7 +384,7 @@ MEANING = {
     "noise": "limited by noise: more steps would add more noise than progress",
     "floor": "at the floor: the lower bounds of ρ and θ",
     "scheme": "limited by the scheme: it asks for no more",
-    "idle": "idle: left out of this round by the scheme",
+    "idle": "idle: left out of this round",
 }
 """What each word of `FleetPlan.limited_by` says of a device, after a number of devices."""
 
@@ -342,8 +401,8 @@ def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np
     # A device over a cap that could not be met is at its lower bounds for that reason, not held by the cap.
     late = floor & (solution.device_seconds > cap * (1 + TOUCH))
     return np.select(
-        [full, drained, late, timed, floor, priced],
-        ["full", "battery", "floor", "time", "floor", "energy"],
+        [(rho == 0) & (theta == 0), full, drained, late, timed, floor, priced],
+        ["idle", "full", "battery", "floor", "time", "floor", "energy"],
         default="noise",
     )
 
@@ -383,7 +442,7 @@ class SchemeRequest:
         seed: of schemes that draw, ≥ 0; 0 by default.
     """
 
-    scheme: str | SchemeBuilder = HCEF
+    scheme: str | SchemeBuilder
     scheme_options: Mapping[str, Any] | None = None
     batch: int | None = None
     step_overhead: float | None = None
@@ -394,6 +453,11 @@ class SchemeRequest:
         for name in names:
             if getattr(self, name) is not None:
                 raise InputError(f"{option_name(name)}: {why}")
+
+    @property
+    def asks_for_small_batches(self) -> bool:
+        """Whether the scheme is to plan small batches, and no whole steps instead."""
+        return self.find_scheme()[0].steps == "small_batches"
 
     @property
     def name(self) -> str:
@@ -414,14 +478,14 @@ def plan_by_request(
     method: Method,
     length: RunLength | None,
     option_name: OptionName,
-) -> tuple[Solution, FloatArray | None]:
+) -> tuple[Solution, RoundPlan]:
     """Plans the first edge round of a run of that length, None for a run of this round only.
 
     The scheme gets the observation that it would get in a simulation, and is asked in the same way.
 
     Returns:
-        The plan, with the scheme's name for its method, and the share of its clock that each device runs at,
-        or None for full clocks. The plan is not feasible if it exceeds a cap, whatever the scheme says.
+        The plan as a solution, with the scheme's name for its method, and as the scheme made it. The solution
+        is not feasible if it exceeds a cap, whatever the scheme says.
 
     Raises:
         InputError: the scheme cannot plan this problem; the message says why.
@@ -435,7 +499,7 @@ def plan_by_request(
         small_batches=_find_small_batches(scheme, request, option_name),
     )
     plan, _ = plan_by_scheme(scheme, scheme.init(), observation)
-    return _count(problem, observation, plan, request.name), plan.speed
+    return _count(problem, observation, plan, request.name), plan
 
 
 def _read_bounds(problem: RoundProblem, scheme: str, option_name: OptionName) -> dict[str, Any]:
@@ -462,6 +526,8 @@ def _find_small_batches(
     if scheme.device_overrides.steps != "small_batches":
         why = "only with small batches, as in hcef_plus+small_batches"
         request.reject_given(("batch", "step_overhead"), why, option_name)
+        return LAYER_SHARES if scheme.device_overrides.steps == "last_layers" else None
+    if request.batch is None and not request.asks_for_small_batches:
         return None
     if request.batch is None:
         raise InputError(

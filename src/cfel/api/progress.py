@@ -13,9 +13,11 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
+from cfel.metric import ACCURACY, Metric
 from cfel.runlog import RoundRecord
-from cfel.wording import format_amount
+from cfel.wording import NO_BREAK, format_amount
 
 NOTICE = (
     "stopping after this round; --resume continues from its checkpoint; press Ctrl-C again to stop at once"
@@ -54,12 +56,13 @@ def defer_interrupt(notify: Callable[[str], None], notice: str = NOTICE) -> Iter
 
 
 class RunProgress:
-    """One progress bar per run of so many global rounds; a context manager."""
+    """One progress bar per run of so many global rounds; a context manager. Costs are realised."""
 
-    def __init__(self, rounds: int, quiet: bool = False) -> None:
-        self._rounds = rounds
+    def __init__(self, rounds: int, metric: Metric = ACCURACY, quiet: bool = False) -> None:
+        self._rounds, self._metric = rounds, metric
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            # Folded rather than cut off in a narrow terminal.
+            TextColumn("{task.description}", table_column=Column(overflow="fold")),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
@@ -87,8 +90,11 @@ class RunProgress:
         """Advances the bar of a run."""
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=self._rounds, state="")
-        accuracy = "" if record.accuracy is None else f"{100 * record.accuracy:5.1f} %"
-        state = f"{accuracy} {format_amount(record.seconds):>9} s {format_amount(record.joules):>9} J"
+        quality = (
+            "" if record.accuracy is None else self._metric.format(record.accuracy).replace(NO_BREAK, " ")
+        )
+        spent = format_amount(record.seconds_realised), format_amount(record.joules_realised)
+        state = f"{quality:>7} {spent[0]:>9} s {spent[1]:>9} J"
         self._bars.update(self._tasks[name], completed=record.round, state=state)  # type: ignore[arg-type]
 
 

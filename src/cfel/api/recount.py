@@ -25,7 +25,10 @@ from cfel.rounds.run_directory import create_run
 from cfel.runlog import RoundRecord, RunDirectory
 from cfel.wording import plural
 
-CHANGEABLE = ("fleet.conditions.", "budget.", "scheme.slow_clocks", "rounds.global")
+CHANGEABLE = (
+    *("fleet.conditions.", "budget.", "scheme.slow_clocks", "topology.joules_per_bit"),
+    "rounds.global",
+)
 """Keys that cost time and energy but teach nothing, as long as the plans stay the same."""
 
 
@@ -62,8 +65,9 @@ def recount(
     then, now = _dry_run(before, len(records)), _dry_run(after, len(records))
     _check_same_run(directory, records, then)
     _check_same_plans(then, now)
-    recounted = tuple(_recount_round(record, each) for record, each in zip(records, now, strict=True))
-    with create_run(out, after.build_setting(), experiment_toml(after), command) as writer:
+    setting = after.build_setting()
+    recounted = tuple(_recount_round(setting, *pair) for pair in zip(records, now, strict=True))
+    with create_run(out, setting, experiment_toml(after), command) as writer:
         for record in recounted:
             writer.append(record)
     return recounted
@@ -101,7 +105,7 @@ def _check_same_plans(then: Sequence[DryRunRound], now: Sequence[DryRunRound]) -
                 )
 
 
-def _recount_round(record: RoundRecord, found: DryRunRound) -> RoundRecord:
+def _recount_round(setting: Setting, record: RoundRecord, found: DryRunRound) -> RoundRecord:
     seconds, joules = found.ledger.seconds, found.ledger.joules
     return replace(
         record,
@@ -111,6 +115,7 @@ def _recount_round(record: RoundRecord, found: DryRunRound) -> RoundRecord:
         joules_expected=joules,
         seconds_realised=seconds,
         joules_realised=joules,
+        backhaul_joules=setting.compute_backhaul_joules(record.round - 1),
         straggler=None if found.cost.straggler == NO_DEVICE else found.cost.straggler,
         slowest_cluster=found.cost.slowest_cluster,
     )

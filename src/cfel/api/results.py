@@ -6,6 +6,7 @@ loaded later. Tables are always Arrow's; `.to_pandas()` makes a pandas frame of 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,32 @@ from torch import nn
 from cfel.api.export import load_module
 from cfel.experiment import Experiment, load_directory_experiment
 from cfel.extras import MissingExtraError, explain_missing_extra
+from cfel.metric import ACCURACY, Metric
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
-from cfel.report.load import SWEEP_FILE, Run, find_target, group_by_scheme, load_run, load_runs, name_setting
-from cfel.report.summary import list_overruns, measure, summarise
+from cfel.report.load import (
+    SWEEP_FILE,
+    Run,
+    find_baseline,
+    find_target,
+    group_by_scheme,
+    list_settings,
+    load_run,
+    load_runs,
+    name_scheme,
+    name_setting,
+)
+from cfel.report.summary import (
+    describe_overruns,
+    describe_worst_overruns,
+    find_quality_within_budgets,
+    list_overruns,
+    measure,
+    summarise,
+)
+from cfel.report.table import MainTable, build_table, check_formats, list_numbers, to_csv
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import column_names
-from cfel.wording import format_amount, plural
+from cfel.wording import format_joules, format_seconds, format_share, plural
 
 if TYPE_CHECKING:
     from cfel.report.pictures import Picture
@@ -89,13 +110,19 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The end of the run: rounds, accuracy, seconds, joules, digest of the model, metrics, overruns."""
+        """The result: quality within the budgets, and what the last round had reached and used, realised."""
         last = self.records[-1] if self.records else None
-        names = ("accuracy", "seconds", "joules", "model_sha256")
-        end = {name: None if last is None else getattr(last, name) for name in names}
-        end["metrics"] = {} if last is None else dict(last.metrics)
-        over = list_overruns([self.run]).get(str(self.run.seed))
-        return {"directory": str(self.path), "rounds": len(self.records), **end, "over_budget": over}
+        fields = {"accuracy": "accuracy", "seconds": "seconds_realised", "joules": "joules_realised"}
+        fields |= {"model_sha256": "model_sha256"}
+        end = {name: None if last is None else getattr(last, field) for name, field in fields.items()}
+        return {
+            "directory": str(self.path),
+            "rounds": len(self.records),
+            "quality_within_budgets": find_quality_within_budgets(self.run),
+            **end,
+            "metrics": {} if last is None else dict(last.metrics),
+            "over_budget": list_overruns([self.run]).get(str(self.run.seed)),
+        }
 
     def plot(self, figure: str = FIGURE, target: float | None = None) -> "Picture":
         """Draws a figure of the report; a notebook shows it, `.save("file.png")` writes it.
@@ -118,7 +145,7 @@ class RunResult:
 
         Args:
             to: receives the files; created if missing.
-            formats: "svg", "png", and "csv" for the numbers that a figure shows.
+            formats: "svg", "png", "pdf" in the width of a paper's column, and "csv" for the numbers.
 
         Raises:
             InputError: there is no such format.
@@ -139,14 +166,29 @@ class RunResult:
         return load_module(self.run.directory, self.experiment, edge, device)
 
     def __repr__(self) -> str:
-        end = self.summary
-        accuracy = "–" if end["accuracy"] is None else f"{100 * end['accuracy']:.1f} %"
-        costs = (
-            ""
-            if end["seconds"] is None
-            else f", {format_amount(end['seconds'])} s, {format_amount(end['joules'])} J"
+        return f"<RunResult {str(self.path)!r}: {', '.join(self._describe().values())}>"
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it: a small table, then what the run broke."""
+        cells = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
+            for name, text in self._describe().items()
         )
-        return f"<RunResult {str(self.path)!r}: {plural(end['rounds'], 'round')}, {accuracy}{costs}>"
+        broken = "".join(f"<p>⚠ {escape(each)}</p>" for each in describe_overruns(self.run))
+        return f"<p><b>{escape(str(self.path))}</b></p><table>{cells}</table>{broken}"
+
+    def _describe(self) -> dict[str, str]:
+        """The result in words; costs are realised."""
+        end, fleet, metric = self.summary, self.run.fleet, self.run.fleet.metrics[0]
+        words = {"rounds": plural(end["rounds"], "round")}
+        words[f"{metric.name} within the budgets"] = metric.format(end["quality_within_budgets"])
+        for name, write, budget in (
+            ("seconds", format_seconds, fleet.seconds_budget),
+            ("joules", format_joules, fleet.joules_budget),
+        ):
+            share = f" ({format_share(end[name], budget)} of the budget)" if budget and end[name] else ""
+            words["time used" if name == "seconds" else "energy used"] = f"{write(end[name])}{share}"
+        return words
 
 
 def load_result(
@@ -163,32 +205,72 @@ class RunSet:
     Attributes:
         path: the directory that contains them.
         runs: their results.
-        target: accuracy to reach, or None.
+        target: quality to reach, or None.
+        baseline: the row that others are compared with, or None.
     """
 
     path: Path
     runs: tuple[RunResult, ...]
     target: float | None
+    baseline: str | None
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of `summary.json`: means over seeds and intervals; of schemes also gains over CEF."""
-        return summarise([each.run for each in self.runs], self.target)
+        """The content of `summary.json`: by row, means over seeds, intervals, and gains over the baseline."""
+        return summarise([each.run for each in self.runs], self.target, self.baseline)
 
     @property
     def table(self) -> pa.Table:
-        """One row per run: scheme or values, seed, time and energy to the target, final accuracy, costs."""
+        """One row per run: scheme or values, seed, quality within the budgets, costs to the target, costs."""
         rows = [
             {**_label(each.run), "seed": each.run.seed, **measure(each.run, self.target)}
             for each in self.runs
         ]
         return pa.Table.from_pylist(rows)
 
+    @property
+    def metric(self) -> Metric:
+        """Name, unit and direction of the quality that is compared."""
+        return self.runs[0].run.fleet.metrics[0] if self.runs else ACCURACY
+
+    @property
+    def main_table(self) -> MainTable:
+        """The table that the report begins with, as text."""
+        return build_table(self.summary, self._settings)
+
+    @property
+    def _settings(self) -> Mapping[str, Mapping[str, Any]]:
+        return list_settings([each.run for each in self.runs])
+
+    def to_markdown(self) -> str:
+        """The main table in Markdown."""
+        return self.main_table.to_markdown()
+
+    def to_latex(self) -> str:
+        """The main table in LaTeX, for `booktabs`."""
+        return self.main_table.to_latex()
+
+    def to_csv(self) -> str:
+        """The main table as CSV: plain numbers, ends of their intervals, p-values."""
+        return to_csv(self.summary, self._settings)
+
+    def to_pandas(self) -> Any:  # noqa: ANN401 — pandas need not be installed
+        """The main table as a pandas frame, with the columns of `to_csv`; `.table` has a row per run."""
+        return pa.Table.from_pylist(list_numbers(self.summary, self._settings)).to_pandas()
+
+    def _repr_html_(self) -> str:
+        """How a notebook shows it."""
+        return self.main_table.to_html()
+
+    def describe_overruns(self) -> list[str]:
+        """What rows broke, of each budget the worst seed."""
+        return [words for row in self.summary["schemes"].values() for words in describe_worst_overruns(row)]
+
     def plot(self, figure: str = FIGURE) -> "Picture":
         """Draws a figure of the report with one line per scheme or setting; see `RunResult.plot`.
 
-        Where runs differ by values of keys, "by-key-0", "by-key-1", … also show the final accuracy by the
-        values of each key, and "costs-by-key-0", … time and energy to the target.
+        Where runs differ by values of keys, "by-key-0", "by-key-1", … also show the quality within the
+        budgets by the values of each key, and "costs-by-key-0", … time and energy to the target.
         """
         return _draw([each.run for each in self.runs], figure, self.target)
 
@@ -210,15 +292,16 @@ class Comparison(RunSet):
 
     Attributes:
         path: the directory that contains them.
-        runs: one result per scheme and seed.
-        target: accuracy to reach, or None.
+        runs: one result per row and seed.
+        target: quality to reach, or None.
+        baseline: the row that others are compared with, or None.
     """
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        schemes = dict.fromkeys(each.run.scheme for each in self.runs)
-        return f"<Comparison {str(self.path)!r}: {len(self.runs)} runs of {', '.join(schemes)}>"
+        rows = dict.fromkeys(name_scheme(each.run.scheme) for each in self.runs)
+        return f"<Comparison {str(self.path)!r}: {plural(len(self.runs), 'run')} of {', '.join(rows)}>"
 
 
 class Sweep(RunSet):
@@ -239,7 +322,7 @@ class Sweep(RunSet):
 
     def __repr__(self) -> str:
         keys = ", ".join(self.settings[0]) if self.settings else "nothing"
-        return f"<Sweep {str(self.path)!r}: {len(self.runs)} runs over {keys}>"
+        return f"<Sweep {str(self.path)!r}: {plural(len(self.runs), 'run')} over {keys}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +331,7 @@ class TuningTrial:
 
     Attributes:
         values: by key.
-        score: mean over seeds of the held-out accuracy within the budgets.
+        score: mean over seeds of the held-out quality within the budgets; infinitely bad if there is none.
     """
 
     values: Mapping[str, Any]
@@ -276,15 +359,17 @@ class Tuning(RunSet):
         return self.trials[0].values
 
     def __repr__(self) -> str:
-        best = f"{name_setting(self.best)}, {100 * self.trials[0].score:.1f} %"
-        return f"<Tuning {str(self.path)!r}: {len(self.trials)} trials, best {best}>"
+        score = self.metric.format(self.trials[0].score)
+        best = f"{name_setting(self.best)}, {score}"
+        return f"<Tuning {str(self.path)!r}: {plural(len(self.trials), 'trial')}, best {best}>"
 
 
 def load_run_set(path: Path, code: CodePolicy = BUILT_IN_ONLY) -> Comparison | Sweep:
     """The comparison or the sweep in a directory: those of its runs that have started."""
     runs = load_runs(path)
     results = tuple(RunResult(run, code=code) for run in runs)
-    return (Sweep if (path / SWEEP_FILE).exists() else Comparison)(path, results, find_target(path, runs))
+    kind = Sweep if (path / SWEEP_FILE).exists() else Comparison
+    return kind(path, results, find_target(path, runs), find_baseline(path))
 
 
 def write_report_if_possible(out: Path, target: float | None, notify: Callable[[str], None]) -> Path | None:
@@ -318,9 +403,10 @@ def _export_figures(
     runs: Sequence[Run], to: str | PathLike[str], formats: Sequence[str], target: float | None
 ) -> tuple[Path, ...]:
     with explain_missing_extra():
-        from cfel.report.pictures import check_formats, draw_pictures, write_pictures
+        from cfel.report.pictures import FORMATS as ALLOWED
+        from cfel.report.pictures import draw_pictures, write_pictures
 
-    check_formats(formats)
+    check_formats(formats, ALLOWED)
     return write_pictures(Path(to), draw_pictures(tuple(runs), target), formats)
 
 

@@ -10,7 +10,8 @@ import re
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,15 +38,37 @@ from cfel.api.results import (
 )
 from cfel.control.scheme import SchemeBuilder
 from cfel.durable import replace_file, translate_os_errors
-from cfel.errors import DivergedError, InputError, RunBusyError
+from cfel.errors import (
+    BudgetWarning,
+    DivergedError,
+    InputError,
+    RunBusyError,
+    StorageError,
+    unknown_name,
+)
 from cfel.experiment import Experiment, experiment_toml, load_experiment, parse_experiment
 from cfel.experiment.document import MAIN_KEYS
 from cfel.experiment.experiment import to_document
 from cfel.extras import explain_missing_extra
 from cfel.learning.edge import mean_model
+from cfel.metric import ACCURACY, Metric
 from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, import_from, name_variants, parse_variants
-from cfel.report.load import SWEEP_FILE, Run, load_run, load_runs, name_setting
-from cfel.report.summary import summarise, write_summary
+from cfel.report.load import (
+    COMPARISON_FILE,
+    SWEEP_FILE,
+    find_baseline,
+    load_run,
+    load_runs,
+    name_setting,
+    read_rows,
+)
+from cfel.report.summary import (
+    REFERENCE,
+    describe_overruns,
+    find_quality_within_budgets,
+    summarise,
+    write_summary,
+)
 from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.rounds.run_directory import RunRequest, flatten, reject_unusable
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
@@ -53,6 +76,7 @@ from cfel.scaleout import connect_cluster, ray_executor
 from cfel.simulation import Executor, PoolExecutor, RoundOutcome, Watch, initial_state, run_in_directory
 from cfel.simulation import simulate as simulate_rounds
 from cfel.tracking import TrackedRun, Tracker, choose_trackers, follow_run
+from cfel.wording import shorten, show
 from cfel.world import World
 
 if TYPE_CHECKING:
@@ -106,9 +130,12 @@ class RunOptions:
             yield report
 
     @contextmanager
-    def show_progress(self, rounds: int, show: bool = True) -> Iterator["RunOptions"]:
-        """Gives these options with progress bars for runs of so many rounds, and with a deferred Ctrl-C."""
-        with RunProgress(rounds, quiet=not show) as progress:
+    def show_progress(self, experiments: Sequence[Experiment], show: bool = True) -> Iterator["RunOptions"]:
+        """Gives these options with progress bars for runs of experiments, and with a deferred Ctrl-C."""
+        # A user's own task says what it measures only once it is loaded.
+        metric = ACCURACY if experiments[0].data.task is None else Metric("metric", unit="")
+        rounds = max(each.rounds.global_rounds for each in experiments)
+        with RunProgress(rounds, metric, quiet=not show) as progress:
 
             def on_round(name: str, record: RoundRecord) -> None:
                 progress.on_round(name, record)
@@ -129,12 +156,14 @@ class PlannedRun:
         experiment: the complete experiment.
         directory: its run directory.
         setting: its values of the keys of a sweep, with names for objects; empty for other runs.
+        row: the row of a comparison that it belongs to; empty for other runs.
     """
 
     name: str
     experiment: Experiment
     directory: Path
     setting: Mapping[str, Any] = field(default_factory=dict)
+    row: str = ""
 
 
 def run(
@@ -170,9 +199,17 @@ def run(
     options = make_options(track, ray_address, resume)
     if on_round is not None:
         options = replace(options, on_round=lambda _name, record: on_round(record))
-    with options.show_progress(one.rounds.global_rounds, progress) as shown:
+    with options.show_progress([one], progress) as shown:
         run_experiment(one, path, shown)
-    return load_result(path, one)
+    result = load_result(path, one)
+    _warn(describe_overruns(result.run))
+    return result
+
+
+def _warn(sentences: Iterable[str]) -> None:
+    """Tells a Python user what was broken; commands print it instead."""
+    for sentence in sentences:
+        warnings.warn(sentence, BudgetWarning, stacklevel=3)
 
 
 def simulate(experiment: Source) -> "Simulation":
@@ -184,45 +221,55 @@ def simulate(experiment: Source) -> "Simulation":
 
 
 def compare(
-    experiment: Source | Sequence[Source],
+    experiment: Source | Sequence[Source] | Mapping[str, Source],
     schemes: str | Sequence[str | SchemeBuilder] | None = None,
     seeds: Sequence[int] | None = None,
     *,
     out: str | PathLike[str] | None = None,
     target: float | None = None,
+    baseline: str | None = None,
     resume: bool = False,
     progress: bool = True,
     ray_address: str | None = None,
     track: Track = (),
 ) -> Comparison:
-    """Simulates several schemes under the same conditions, as `cfel compare` does.
+    """Simulates several schemes, or any other variants, under the same conditions, as `cfel compare` does.
 
-    All runs with one seed share device conditions, data and initial model.
+    All runs with one seed share what their experiments share: device conditions, data, initial model.
 
     Args:
-        experiment: everything but scheme and seed; or several experiments, each with its own scheme.
+        experiment: everything but scheme and seed; or any experiments by the names of their rows, as in
+            {"mine": one, "without momentum": other}; or several, each with its own scheme.
         schemes: one or more names, also with variants ("hcef+edge_gossip"), or functions; by default the
-            scheme of each experiment. Gains are computed if "cef" is among them.
-        seeds: of each scheme; by default the experiment's.
-        out: receives `<scheme>/seed-<n>/`, `summary.json` and `report.html`; `runs/NAME-compared` by default.
-        target: accuracy to reach in the tables; by default the experiment's.
+            scheme of each experiment. Not with named experiments.
+        seeds: of each row; by default the experiment's.
+        out: receives `<row>/seed-<n>/`, `summary.json` and `report.html`; `runs/NAME-compared` by default.
+        target: quality to reach in the tables; by default the experiment's.
+        baseline: the row that others are compared with; by default "cef" if there is one, else the first.
         resume: continue the runs in the directory.
         progress: show progress bars.
         ray_address: the cluster to use with engine "ray"; None starts one on this machine.
         track: trackers to report every run to, as in `run`.
 
     Raises:
-        InputError: a value is not allowed, or two runs have the same scheme and seed.
+        InputError: a value is not allowed, or two experiments have the same row and seed.
     """
-    several = [experiment] if isinstance(experiment, Experiment | str | PathLike) else experiment
-    if not several:
-        raise InputError("compare: give at least one experiment")
-    bases = [find_experiment(each) for each in several]
-    path = Path("runs") / f"{bases[0].name}-compared" if out is None else Path(out)
-    runs = plan_comparison(bases, [schemes] if isinstance(schemes, str) else schemes, seeds, path)
+    rows = list_rows(experiment, [schemes] if isinstance(schemes, str) else schemes)
+    path = Path("runs") / f"{next(iter(rows.values())).name}-compared" if out is None else Path(out)
+    runs = plan_comparison(rows, seeds, path)
+    if baseline is None:
+        baseline = REFERENCE if REFERENCE in rows else next(iter(rows))
+    elif baseline not in rows:
+        raise InputError(unknown_name("baseline", baseline, tuple(rows)))
     options = make_options(track, ray_address, resume)
-    with options.show_progress(count_rounds(runs), progress) as shown:
-        return Comparison(path, *_run_and_summarise(runs, path, shown, target))
+    if not resume:
+        for run in runs:
+            reject_unusable(run.directory, experiment_toml(run.experiment), resume=False)
+    write_comparison(path, runs, baseline)
+    with options.show_progress([run.experiment for run in runs], progress) as shown:
+        found = Comparison(path, *_run_and_summarise(runs, path, shown, target))
+    _warn(found.describe_overruns())
+    return found
 
 
 def sweep(
@@ -243,7 +290,7 @@ def sweep(
         over: values by dotted keys, as in {"rounds.edge": [2, 5, 10]}.
         seeds: of each combination; by default the experiment's.
         out: the directory; `runs/NAME-sweep` by default. A sweep that was stopped continues there.
-        target: accuracy to reach in the table; by default the experiment's.
+        target: quality to reach in the table; by default the experiment's.
         progress: show progress bars.
         ray_address: the cluster to use with engine "ray"; None starts one on this machine.
         track: trackers to report every run to, as in `run`.
@@ -253,8 +300,10 @@ def sweep(
     runs = plan_sweep(base, over, [base.seed] if seeds is None else seeds, path)
     options = make_options(track, ray_address, resume=True)
     write_sweep(path, runs)
-    with options.show_progress(count_rounds(runs), progress) as shown:
-        return Sweep(path, *_run_and_summarise(runs, path, shown, target))
+    with options.show_progress([run.experiment for run in runs], progress) as shown:
+        found = Sweep(path, *_run_and_summarise(runs, path, shown, target))
+    _warn(found.describe_overruns())
+    return found
 
 
 def tune(
@@ -268,7 +317,7 @@ def tune(
     ray_address: str | None = None,
     track: Track = (),
 ) -> Tuning:
-    """Chooses values of some keys by held-out accuracy under the experiment's budgets, as `cfel tune` does.
+    """Chooses values of some keys by held-out quality under the experiment's budgets, as `cfel tune` does.
 
     Samples that are held out of the training data take the place of the test set, and the seeds are not the
     experiment's own: neither the test samples nor the conditions that a result is judged by play a part in
@@ -299,25 +348,30 @@ def tune(
     if not over or not chosen or trials < 1:
         raise InputError("tune: give at least one key, one seed and one trial")
     with explain_missing_extra():
-        import optuna
+        pass
     distributions = {key: parse_range(key, each) for key, each in over.items()}
     if not base.data.held_out:
         base = base.change({"data.held_out": HELD_OUT})
-    study = _open_study(base, {key: str(each) for key, each in over.items()}, chosen, path)
+    metric = base.load_task().described_metrics[0]
+    with _translate_study_errors(path / STUDY_FILE):
+        study = _open_study(base, {key: str(each) for key, each in over.items()}, chosen, path, metric)
 
     def plan_trial(values: Mapping[str, Any]) -> list[PlannedRun]:
         return plan_sweep(base, {key: [value] for key, value in values.items()}, chosen, path)
 
-    with options.show_progress(base.rounds.global_rounds, progress) as shown:
-        while len(complete := study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))) < trials:
-            trial = study.ask(distributions)
-            study.tell(trial, _score_trial(plan_trial(trial.params), path, shown))
-    best_first = sorted(complete, key=lambda each: -float(each.value or 0))
-    found = tuple(TuningTrial(each.params, float(each.value or 0)) for each in best_first)
+    with options.show_progress([base], progress) as shown:
+        while len(complete := _list_complete(study, path)) < trials:
+            with _translate_study_errors(path / STUDY_FILE):
+                trial = study.ask(distributions)
+            score = _score_trial(plan_trial(trial.params), path, shown, metric)
+            with _translate_study_errors(path / STUDY_FILE):
+                study.tell(trial, score)
+    scored = (TuningTrial(each.params, float(each.value)) for each in complete if each.value is not None)
+    found = tuple(sorted(scored, key=lambda each: metric.sort_key(each.score)))
     # Trials with equal values share their runs.
     runs = {run.directory: run for each in found for run in plan_trial(each.values)}
     write_sweep(path, list(runs.values()))
-    return Tuning(path, tuple(map(RunResult, load_runs(path))), base.rounds.target, chosen, found)
+    return Tuning(path, tuple(map(RunResult, load_runs(path))), base.rounds.target, None, chosen, found)
 
 
 def load(path: str | PathLike[str], *, trust: bool = False, **changes: Any) -> Any:  # noqa: ANN401 — depends on the path
@@ -353,11 +407,6 @@ def make_options(track: Track, ray_address: str | None, resume: bool) -> RunOpti
     """The options of runs that this process was asked for."""
     names = [track] if isinstance(track, str) or callable(track) else track
     return RunOptions(tuple(sys.argv), resume, ray_address=ray_address, trackers=choose_trackers(names))
-
-
-def count_rounds(runs: Sequence[PlannedRun]) -> int:
-    """Global rounds of the longest run, for progress bars."""
-    return max(run.experiment.rounds.global_rounds for run in runs)
 
 
 class Simulation:
@@ -474,41 +523,70 @@ def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]
 
 def _run_and_summarise(
     runs: Sequence[PlannedRun], out: Path, options: RunOptions, target: float | None
-) -> tuple[tuple[RunResult, ...], float | None]:
-    """Executes runs and writes their summary and report; returns their results and the target."""
+) -> tuple[tuple[RunResult, ...], float | None, str | None]:
+    """Executes runs and writes summary and report; returns their results, the target and the baseline."""
     first = runs[0].experiment
     first.data.check_target("target", target)
     run_all(runs, out, options)
     aim = first.rounds.target if target is None else target
-    found = load_runs(out)
-    write_summary(out, summarise(found, aim))
+    found, baseline = load_runs(out), find_baseline(out)
+    write_summary(out, summarise(found, aim, baseline))
     write_report_if_possible(out, aim, options.notify)
-    return tuple(map(RunResult, found)), aim
+    return tuple(map(RunResult, found)), aim, baseline
 
 
 # Comparisons and sweeps: which runs they have, and where.
 
 
-def plan_comparison(
-    bases: Sequence[Experiment],
+def list_rows(
+    experiment: Source | Sequence[Source] | Mapping[str, Source],
     schemes: Sequence[str | SchemeBuilder] | None,
-    seeds: Sequence[int] | None,
-    out: Path,
+) -> dict[str, Experiment]:
+    """The experiment of each row of a comparison, by its name, in the order given; see `compare`."""
+    if isinstance(experiment, Mapping):
+        if schemes is not None:
+            raise InputError("compare: give schemes, or named experiments with their own schemes, not both")
+        rows = {str(name): find_experiment(each) for name, each in experiment.items()}
+    else:
+        several = [experiment] if isinstance(experiment, Experiment | str | PathLike) else experiment
+        rows = {}
+        for base in map(find_experiment, several):
+            for scheme in [None] if schemes is None else schemes:
+                one = base if scheme is None else replace_scheme(base, scheme)
+                name = scheme if isinstance(scheme, str) else name_variants(to_document(one)["scheme"])
+                if rows.setdefault(name, one) != one:
+                    raise InputError(f"compare: two experiments for {name}; name them, as in {{'mine': one}}")
+    if not rows:
+        raise InputError("compare: give at least one experiment and one scheme")
+    return rows
+
+
+def plan_comparison(
+    rows: Mapping[str, Experiment], seeds: Sequence[int] | None, out: Path
 ) -> list[PlannedRun]:
-    """The runs of a comparison, each in `<scheme>/seed-<n>/`; see `compare`."""
-    # All are built before the first one runs: a misspelt scheme should fail now, not hours later.
+    """The runs of a comparison, each in `<row>/seed-<n>/`; see `compare`."""
     runs: dict[Path, PlannedRun] = {}
-    for base in bases:
-        for scheme in [None] if schemes is None else schemes:
-            one = base if scheme is None else replace_scheme(base, scheme)
-            name = scheme if isinstance(scheme, str) else name_variants(to_document(one)["scheme"])
-            for seed in [base.seed] if seeds is None else seeds:
-                run = plan_run(one, name, seed, out)
-                if runs.setdefault(run.directory, run).experiment != run.experiment:
-                    raise InputError(f"compare: two experiments for {run.name}; use `sweep` for other keys")
+    for row, experiment in rows.items():
+        for seed in [experiment.seed] if seeds is None else dict.fromkeys(seeds):
+            run = plan_run(experiment, row, seed, out)
+            if (other := runs.setdefault(run.directory, run)) is not run:
+                raise InputError(f"compare: {other.row!r} and {row!r} would share the folder {run.directory}")
     if not runs:
-        raise InputError("compare: give at least one scheme and one seed")
+        raise InputError("compare: give at least one seed")
     return list(runs.values())
+
+
+def write_comparison(out: Path, runs: Sequence[PlannedRun], baseline: str) -> None:
+    """Writes which run belongs to which row; rows of an earlier comparison in the directory come last."""
+    with translate_os_errors("create", out):
+        out.mkdir(parents=True, exist_ok=True)
+    listed = {run.directory: run.row for run in runs}
+    earlier = {path: row for path, row in read_rows(out).items() if path not in listed}
+    found = [
+        {"row": row, "directory": str(path.relative_to(out))} for path, row in (listed | earlier).items()
+    ]
+    document = {"baseline": baseline, "runs": found}
+    replace_file(out / COMPARISON_FILE, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def replace_scheme(experiment: Experiment, scheme: str | SchemeBuilder) -> Experiment:
@@ -518,15 +596,16 @@ def replace_scheme(experiment: Experiment, scheme: str | SchemeBuilder) -> Exper
     return experiment.change({"scheme.name": scheme})
 
 
-def plan_run(experiment: Experiment, scheme: str, seed: int, out: Path) -> PlannedRun:
-    """A run in `<scheme>/seed-<n>/` of a directory."""
-    directory = out / scheme_folder(scheme) / f"seed-{seed}"
-    return PlannedRun(f"{scheme} (seed {seed})", replace(experiment, seed=seed), directory)
+def plan_run(experiment: Experiment, row: str, seed: int, out: Path) -> PlannedRun:
+    """A run in `<row>/seed-<n>/` of a directory."""
+    directory = out / row_folder(row) / f"seed-{seed}"
+    return PlannedRun(f"{row} (seed {seed})", replace(experiment, seed=seed), directory, row=row)
 
 
-def scheme_folder(scheme: str) -> str:
-    """The directory name for a scheme, without what is not portable in paths: a colon, angle brackets."""
-    return scheme.replace(":", ".").removeprefix("<scheme ").replace("<", "").replace(">", "")
+def row_folder(row: str) -> str:
+    """The directory name for a row of a comparison, without what is not portable in paths."""
+    plain = row.replace(":", ".").removeprefix("<scheme ").replace("<", "").replace(">", "")
+    return "".join(letter if letter in _PORTABLE or letter == "+" else "_" for letter in plain)
 
 
 def plan_sweep(
@@ -552,9 +631,15 @@ def plan_sweep(
             raise InputError(f"sweep: {setting} and {folders[folder]} would share the folder {folder!r}")
         folders[folder] = setting
         for seed in dict.fromkeys(seeds):
-            name, directory = f"{name_setting(setting)} (seed {seed})", out / folder / f"seed-{seed}"
+            name, directory = f"{_shorten_setting(setting)} (seed {seed})", out / folder / f"seed-{seed}"
             runs.append(PlannedRun(name, changed.change({"seed": seed}), directory, setting))
     return runs
+
+
+def _shorten_setting(setting: Mapping[str, Any]) -> str:
+    """A setting as a progress bar has room for it: "learning_rate=0.0346, edge=4"."""
+    shown = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in setting.items()}
+    return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in shown.items())
 
 
 _PORTABLE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-=,")
@@ -613,16 +698,55 @@ def parse_range(key: str, text: str | Sequence[Any]) -> "optuna.distributions.Ba
         raise InputError(f"{key}: {text!r} is not a range: {error}") from error
 
 
+@contextmanager
+def _translate_study_errors(path: Path) -> Iterator[None]:
+    """Turns what Optuna and SQLAlchemy raise on their file into a `StorageError` that names it."""
+    from optuna.exceptions import OptunaError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (OptunaError, SQLAlchemyError) as error:
+        # SQLAlchemy adds the statement and a web address on further lines.
+        raise StorageError(f"cannot use {path}: {shorten(str(error).splitlines()[0], 300)}") from error
+
+
+def _check_study_files(path: Path) -> None:
+    """SQLite follows links, so a directory that somebody else made could have it write anywhere."""
+    if set("?{}").intersection(str(path)):
+        raise InputError(f"out = {show(str(path.parent))}: must not contain ?, {{ or }}, which Optuna reads")
+    for name in (path.name, *(f"{path.name}-{suffix}" for suffix in ("journal", "wal", "shm"))):
+        file = path.with_name(name)
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise StorageError(f"cannot use {file}: it is a link, or not a regular file")
+
+
+def _list_complete(study: "optuna.study.Study", out: Path) -> "list[optuna.trial.FrozenTrial]":
+    import optuna
+
+    with _translate_study_errors(out / STUDY_FILE):
+        complete: list[optuna.trial.FrozenTrial] = study.get_trials(
+            states=(optuna.trial.TrialState.COMPLETE,)
+        )
+    return complete
+
+
 def _open_study(
-    base: Experiment, over: Mapping[str, str], seeds: Sequence[int], out: Path
+    base: Experiment, over: Mapping[str, str], seeds: Sequence[int], out: Path, metric: Metric
 ) -> "optuna.study.Study":
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with translate_os_errors("create", out):
         out.mkdir(parents=True, exist_ok=True)
+    _check_study_files(out / STUDY_FILE)
     storage = optuna.storages.RDBStorage(f"sqlite:///{out / STUDY_FILE}")
-    study = optuna.create_study(study_name="cfel", storage=storage, direction="maximize", load_if_exists=True)
+    study = optuna.create_study(
+        study_name="cfel",
+        storage=storage,
+        direction="maximize" if metric.better == "larger" else "minimize",
+        load_if_exists=True,
+    )
     asked = {"experiment": experiment_toml(base), "over": json.dumps(over), "seeds": list(seeds)}
     if (known := study.user_attrs) and known != asked:
         differs = next(name for name in asked if known.get(name) != asked[name])
@@ -637,25 +761,18 @@ def _open_study(
     return study
 
 
-def _score_trial(runs: Sequence[PlannedRun], out: Path, options: RunOptions) -> float:
-    """Executes the runs of a trial; returns the mean of their scores, 0 if training diverged."""
+def _score_trial(runs: Sequence[PlannedRun], out: Path, options: RunOptions, metric: Metric) -> float:
+    """Executes the runs of a trial; returns the mean of their qualities within the budgets.
+
+    It is infinitely bad if training diverged or nothing was evaluated within the budgets.
+    """
+    worst = -math.inf if metric.better == "larger" else math.inf
     try:
         run_all(runs, out, options)
     except DivergedError:
-        return 0.0
-    return fmean(score_run(load_run(run.directory)) for run in runs)
-
-
-def score_run(run: Run) -> float:
-    """The last measured accuracy before a budget was used up; 0 if there is none."""
-    seconds = math.inf if run.fleet.seconds_budget is None else run.fleet.seconds_budget * (1 + 1e-9)
-    joules = math.inf if run.fleet.joules_budget is None else run.fleet.joules_budget * (1 + 1e-9)
-    found = [
-        record.accuracy
-        for record in run.records
-        if record.accuracy is not None and record.seconds <= seconds and record.joules <= joules
-    ]
-    return found[-1] if found else 0.0
+        return worst
+    found = [find_quality_within_budgets(load_run(run.directory)) for run in runs]
+    return fmean(worst if each is None else each for each in found)
 
 
 # Whole runs side by side on a Ray cluster, one core each, where that is faster. A run is sent as the text of

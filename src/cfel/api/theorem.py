@@ -189,8 +189,9 @@ def _report_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremRe
 
 
 def _reject_small_batches(scheme: Scheme, experiment: Experiment) -> None:
-    if "small_batches" in (scheme.device_overrides.steps, experiment.local.steps):
-        raise InputError("scheme.steps = 'small_batches': Theorem 1 is about steps that are left out")
+    for steps in (scheme.device_overrides.steps, experiment.local.steps):
+        if steps in ("small_batches", "last_layers"):
+            raise InputError(f"scheme.steps = {steps!r}: Theorem 1 is about steps that are left out")
 
 
 def _count_between_gossip(rounds: Rounds, scheme: Scheme) -> Rounds:

@@ -16,22 +16,23 @@ SUMMARIES = {
     "plan": "plan one round for a fleet, with a proven optimality gap",
     "theory": "evaluate Theorem 1 for an experiment or a run, term by term",
     "run": "simulate one experiment",
-    "compare": "simulate several schemes under the same conditions",
+    "compare": "simulate several schemes or other variants under the same conditions",
     "sweep": "simulate every combination of some values of some keys",
-    "tune": "choose values of keys by held-out accuracy under the budgets",
+    "tune": "choose values of keys by held-out quality under the budgets",
     "keys": "list the keys of an experiment file with their values and meanings",
     "watch": "serve a live dashboard of a run or a comparison",
     "reproduce": "reproduce a table or figure of the paper",
     "recount": "recount a finished run under other conditions",
-    "report": "write the HTML report of a run, a comparison or a sweep, or export its figures",
+    "report": "write the HTML report of runs, or export its figures and table",
     "up": "run an experiment as real processes on this machine",
     "edge": "run one edge server of a federation",
     "device": "run one device of a federation",
     "certs": "create, renew or revoke the certificates of a federation",
     "status": "show the nodes, the coordinator and the costs of a federation",
-    "devices": "list device classes with their sources, or import one from a phone",
+    "devices": "list device classes, import one from a phone, or convert traces",
     "calibrate": "measure this machine and write it as a device class",
     "export": "write the trained model of a run to a file",
+    "predict": "run a trained model on a file of samples",
 }
 """Every command with its summary, in the order of the help."""
 
@@ -63,7 +64,7 @@ def add_seeds_option(parser: argparse.ArgumentParser, text: str, example: str = 
 def add_target_option(parser: argparse.ArgumentParser) -> None:
     """Adds the option --target of commands that print tables of several runs."""
     text = "target of the tables (default: the experiment's)"
-    parser.add_argument("--target", type=parse_number, metavar="ACCURACY", help=text)
+    parser.add_argument("--target", type=parse_number, metavar="QUALITY", help=text)
 
 
 def add_out_option(parser: argparse.ArgumentParser, text: str) -> None:

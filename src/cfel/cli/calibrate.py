@@ -9,7 +9,7 @@ from cfel.calibration import BandwidthServer, Calibration, CalibrationOptions, c
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_set_option, parse_positive
 from cfel.cli.output import print_json
 from cfel.cli.run import load_from_arguments
-from cfel.deployment.transport.addresses import join_address, split_address
+from cfel.deployment.protocol.addresses import join_address, split_address
 from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
 from cfel.system import DEVICE_CLASSES

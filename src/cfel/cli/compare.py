@@ -1,13 +1,16 @@
-"""`cfel compare`: several schemes under the same conditions."""
+"""`cfel compare`: several schemes, or any other variants of an experiment, under the same conditions."""
 
 import argparse
-from collections.abc import Mapping
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 import cfel
+from cfel.api.runs import list_rows, replace_scheme
 from cfel.cli.arguments import (
     Commands,
     add_command,
@@ -16,18 +19,22 @@ from cfel.cli.arguments import (
     add_target_option,
     parse_names,
 )
-from cfel.cli.output import new_table, print_json, print_report_path, print_table
+from cfel.cli.output import new_table, print_json, print_report_path, print_table, use_plain_spaces
 from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
+from cfel.errors import InputError
 from cfel.experiment import Experiment
-from cfel.report.summary import Overrun
+from cfel.experiment.document import parse_assignment
+from cfel.report.table import TABLE_FORMATS, MainTable, check_formats, write_table
+from cfel.rounds.run_directory import flatten
+from cfel.wording import plural
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
-  cfel compare experiment.toml --schemes hcef,cef,my_module:build"""
-HEADINGS = (
-    *("scheme", "time\ns", "energy\nkJ", "gain\nin time", "gain\nin energy"),
-    *("final\naccuracy", "budget\nof time", "budget\nof energy"),
-)
+  cfel compare experiment.toml --schemes hcef,cef,my_module:build
+  cfel compare experiment.toml --schemes hcef_plus,cef --format latex,pdf \\
+      --variant "mine: scheme=mine:plan local.algorithm=mine:sam" """
 SCHEMES = "hcef_plus,hcef,cef,cef_c,cef_f,mll_sgd"
+FORMATS = (*TABLE_FORMATS, "pdf")
+_HEADING_WIDTH = 7
 
 
 def register(commands: Commands, name: str) -> None:
@@ -37,128 +44,125 @@ def register(commands: Commands, name: str) -> None:
     parser.add_argument(
         "--schemes",
         type=parse_names,
-        default=parse_names(SCHEMES),
         metavar="A,B,…",
-        help=f"schemes to run (default {SCHEMES})",
+        help=f"schemes to run (default {SCHEMES}; with --variant: none)",
     )
-    add_seeds_option(parser, "seeds of each scheme (default: the experiment's)")
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar='"NAME: A.B=VALUE …"',
+        help="a row with any keys changed; repeatable, shown after the schemes",
+    )
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="row to compare with (default cef if it is there, else the first)"
+    )
+    add_seeds_option(parser, "seeds of each row (default: the experiment's)")
     add_target_option(parser)
     add_out_option(parser, "output directory (default runs/NAME-compared)")
+    parser.add_argument(
+        "--format",
+        type=parse_names,
+        default=[],
+        metavar="NAME,…",
+        help=f"also write the main table as csv, markdown or latex, figures as pdf ({','.join(FORMATS)})",
+    )
     parser.add_argument("--resume", action="store_true", help="resume the runs in DIR")
     add_run_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs all schemes and prints the table."""
+    """Runs all rows and prints the table."""
+    if arguments.format:
+        check_formats(arguments.format, FORMATS)
     experiment = load_from_arguments(arguments)
-    return compare_and_print(experiment, arguments)
+    schemes = arguments.schemes
+    if schemes is None:
+        schemes = [] if arguments.variant else parse_names(SCHEMES)
+    rows = list_rows(experiment, schemes) if schemes or not arguments.variant else {}
+    for text in arguments.variant:
+        name, variant = parse_variant(text, experiment)
+        if name in rows:
+            raise InputError(f"--variant: two rows are called {name!r}")
+        rows[name] = variant
+    return compare_and_print(rows, arguments)
 
 
-def compare_and_print(experiment: Experiment, arguments: argparse.Namespace) -> int:
+def parse_variant(text: str, experiment: Experiment) -> tuple[str, Experiment]:
+    """Reads "name: a.b=value c=value" as the name of a row and its experiment.
+
+    Values are read as `--set` reads them; `scheme=NAME` may have variants, as in --schemes.
+
+    Raises:
+        InputError: the text does not look like that, or a key or value is not allowed.
+    """
+    name, colon, assignments = text.partition(":")
+    words = shlex.split(assignments)
+    if not colon or not name.strip() or not all("=" in word for word in words):
+        raise InputError(f'--variant {text!r}: must look like "name: section.key=value section.key=value"')
+    changes: dict[str, Any] = {}
+    for word in words:
+        key, value = next(iter(flatten(parse_assignment(word)).items()))
+        if key in ("scheme", "scheme.name") and isinstance(value, str):
+            experiment = replace_scheme(experiment, value)
+        else:
+            changes[key] = value
+    return name.strip(), experiment.change(changes) if changes else experiment
+
+
+def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namespace) -> int:
     """Runs and prints a comparison; also the second half of `cfel demo`."""
     comparison = cfel.compare(
-        experiment,
-        arguments.schemes,
-        arguments.seeds or None,
+        rows,
+        seeds=arguments.seeds or None,
         out=arguments.out,
         target=arguments.target,
+        baseline=arguments.baseline,
         resume=arguments.resume,
         **select_run_options(arguments),
     )
+    files = [str(path) for path in write_table(comparison.path, comparison.summary, arguments.format)]
+    if "pdf" in arguments.format:
+        drawn = comparison.export_figures(comparison.path / "figures", ["pdf"])
+        files.append(f"{comparison.path / 'figures'}: {plural(len(drawn), 'PDF file')}")
     if arguments.json:
         print_json(comparison.summary)
         return 0
     console = Console(highlight=False)
-    print_summary(console, comparison.summary)
+    print_main_table(console, comparison.main_table)
+    print_overruns(console, comparison.describe_overruns())
+    target, found = comparison.target, comparison.summary["schemes"]
+    if target is not None and all(row["seconds_to_target"] is None for row in found.values()):
+        aim = use_plain_spaces(comparison.metric.format_target(target))
+        console.print(f"nothing reached {aim} with every seed: try a lower --target or more rounds")
     print_report_path(console, comparison.path)
+    for file in files:
+        console.print(file, soft_wrap=True, markup=False)
     return 0
 
 
-def print_summary(console: Console, document: Mapping[str, Any]) -> None:
-    """Prints time and energy to the target, the gain over CEF, and the share of the budgets that was used."""
-    target, rows = document["target"], document["schemes"]
-    several_seeds = any(len(row["per_seed"]) > 1 for row in rows.values())
-    # The interval is on a second line, so that the table still fits a terminal of 80 columns.
-    pad = "\n" if several_seeds else ""
-    table = new_table(*HEADINGS)
-    for name, row in rows.items():
-        table.add_row(
-            escape(name) + pad,
-            *format_costs(row),
-            _format_gain(row, "gain_seconds"),
-            _format_gain(row, "gain_joules"),
-            *format_end(row, pad),
-        )
-    aim = describe_target(target)
-    print_table(console, f"Time and energy to {aim}, gain over CEF, and budget used at the end", table)
-    if several_seeds:
-        console.print("mean over seeds, with its 95 % confidence interval; gains are compared seed by seed")
-    for name, row in rows.items():
-        for sentence in _describe_worst(name, row["over_budget"]):
-            console.print(f"[yellow]over budget:[/] {escape(sentence)}")
-    if target is not None and all(row["seconds_to_target"] is None for row in rows.values()):
-        console.print(f"no scheme reached {aim} with every seed: try a lower --target or more rounds")
+def print_main_table(console: Console, table: MainTable) -> None:
+    """Prints the main table; intervals are on a second line, so that it stays narrow."""
+    several = any(cell.interval for _, cells in table.rows.values() for cell in cells)
+    headings = map(_fold_heading, map(use_plain_spaces, table.headings))
+    shown = new_table(*table.names, *headings)
+    shown.padding = (0, 1, 0, 0)
+    for names, cells in table.rows.values():
+        pad = "\n" if several else ""
+        texts = [f"{cell.text}\n{cell.interval}" if several else cell.text for cell in cells]
+        shown.add_row(*(escape(name) + pad for name in names), *map(use_plain_spaces, texts))
+    print_table(console, escape(use_plain_spaces(table.title)), shown)
+    console.print(escape(" ".join(table.notes)), style="dim")
 
 
-def describe_target(target: float | None) -> str:
-    """The target in the title of a table."""
-    return "the target (none is set)" if target is None else f"{100 * target:g} %"
+def _fold_heading(heading: str) -> str:
+    """A heading on lines as short as its longest word, or a few letters more."""
+    width = max(_HEADING_WIDTH, *map(len, heading.split(" ")))
+    return "\n".join(textwrap.wrap(heading, width))
 
 
-def format_costs(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Time and energy to the target."""
-    return (
-        _format_mean(row, "seconds_to_target", "{:,.0f}"),
-        _format_mean(row, "joules_to_target", "{:,.1f}", 1e-3),
-    )
-
-
-def format_end(row: Mapping[str, Any], pad: str) -> tuple[str, str, str]:
-    """Accuracy and shares of the budgets at the end; `pad` fills the second line, if there is one."""
-    return (
-        _format_mean(row, "final_accuracy", "{:.1f} %", 100),
-        _format_share(row["seconds"], row["seconds_budget"]) + pad,
-        _format_share(row["joules"], row["joules_budget"]) + pad,
-    )
-
-
-def _format_mean(row: Mapping[str, Any], key: str, form: str, factor: float = 1.0) -> str:
-    """A mean, and with several seeds a second line with half the width of its confidence interval."""
-    value, half = row[key], row["confidence"][key]
-    mean = "–" if value is None else form.format(factor * value)
-    if len(row["per_seed"]) == 1:
-        return mean
-    return mean + ("\n" if not half else f"\n±{form.format(factor * half)}")
-
-
-def _format_gain(row: Mapping[str, Any], key: str) -> str:
-    """A gain, and with several seeds a second line with the ends of its interval."""
-    value, interval = row[key], row["interval"][key]
-    gain = "–" if value is None else f"{value:.2f}×"
-    if len(row["per_seed"]) == 1:
-        return gain
-    return f"{gain}\n" if interval is None else f"{gain}\n{interval[0]:.2f}–{interval[1]:.2f}"
-
-
-def _describe_worst(scheme: str, over_budget: Mapping[str, Any]) -> list[str]:
-    """What the seeds of a scheme broke, a line for each cause: of each budget the worst seed.
-
-    The report and `summary.json` have the details.
-    """
-    found: dict[str, tuple[str, Overrun]] = {}
-    for seed, broken in over_budget.items():
-        for each in broken["overruns"]:
-            overrun = Overrun(**{name: value for name, value in each.items() if name != "share"})
-            if each["resource"] not in found or overrun.share > found[each["resource"]][1].share:
-                found[each["resource"]] = (seed, overrun)
-    by_cause: dict[str, list[str]] = {}
-    for seed, overrun in found.values():
-        words = overrun.describe_briefly() + (f" (seed {seed})" if len(over_budget) > 1 else "")
-        by_cause.setdefault(overrun.cause, []).append(words)
-    return [f"{scheme}, {' and '.join(parts)}: {cause}" for cause, parts in by_cause.items()]
-
-
-def _format_share(used: float | None, budget: float | None) -> str:
-    """Used of a budget, as a percentage."""
-    return "–" if used is None or not budget else f"{100 * used / budget:.0f} %"
+def print_overruns(console: Console, sentences: Sequence[str]) -> None:
+    """Prints what runs broke."""
+    for sentence in sentences:
+        console.print(f"[yellow]over budget:[/] {escape(sentence)}")

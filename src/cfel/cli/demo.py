@@ -4,6 +4,7 @@ import argparse
 from itertools import count
 from pathlib import Path
 
+from cfel.api.runs import list_rows
 from cfel.cli.arguments import Commands, add_command, add_out_option, parse_names
 from cfel.cli.compare import SCHEMES, compare_and_print
 from cfel.cli.run import add_run_options, replace_engine
@@ -20,7 +21,7 @@ def register(commands: Commands, name: str) -> None:
     add_out_option(parser, "output directory (default: cfel-demo, or cfel-demo-2, …)")
     parser.add_argument("--resume", action="store_true", help="resume the demo in DIR")
     add_run_options(parser)
-    parser.set_defaults(run=run, schemes=parse_names(SCHEMES), seeds=None, target=None)
+    parser.set_defaults(run=run, seeds=None, target=None, baseline=None, format=[])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.out is None:
         raise InputError("--resume: needs --out, the directory of the demo to resume")
     arguments.out = arguments.out or _find_free_directory("cfel-demo")
-    return compare_and_print(experiment, arguments)
+    return compare_and_print(list_rows(experiment, parse_names(SCHEMES)), arguments)
 
 
 def _find_free_directory(name: str) -> Path:

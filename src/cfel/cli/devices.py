@@ -1,4 +1,4 @@
-"""`cfel devices`: the library of device classes with the origin of each figure, and classes from phones."""
+"""`cfel devices`: device classes with the origin of each figure, classes of phones, and published traces."""
 
 import argparse
 import math
@@ -24,10 +24,13 @@ from cfel.system.device_classes import (
     read_library,
     read_power_profile,
 )
+from cfel.system.public_traces import PublicAvailability, Work, read_public_trace
+from cfel.wording import plural
 
 EXAMPLE = """  cfel devices
   cfel devices raspberry-pi-5
-  cfel devices --import power_profile.xml --name my-phone --to my-phone.toml"""
+  cfel devices --import power_profile.xml --name my-phone --to my-phone.toml
+  cfel devices --convert state_traces.json --to charging.csv"""
 
 
 def register(commands: Commands, name: str) -> None:
@@ -41,6 +44,16 @@ def register(commands: Commands, name: str) -> None:
         metavar="XML",
         help="derive a class from an Android power profile",
     )
+    parser.add_argument(
+        "--convert",
+        type=Path,
+        metavar="TRACE",
+        help="convert a trace of FLASH or FedScale to the table --to",
+    )
+    options = parser.add_argument_group("with --convert, for capacities of FedScale")
+    options.add_argument("--batch", type=int, metavar="N", help="samples in a local step")
+    options.add_argument("--parameters", type=int, metavar="N", help="parameters of the model")
+    options.add_argument("--like", metavar="CLASS", help="device class whose watts the devices use")
     options = parser.add_argument_group("with --import")
     options.add_argument("--name", dest="new_name", metavar="NAME", help="name of the new class (required)")
     options.add_argument("--to", type=Path, metavar="FILE", help="write the class to this TOML file")
@@ -66,6 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False)
     if arguments.profile is not None:
         _import_profile(console, arguments)
+        return 0
+    if arguments.convert is not None:
+        _convert_trace(console, arguments)
         return 0
     library = read_library()
     if arguments.name is not None:
@@ -141,6 +157,32 @@ def _import_profile(console: Console, arguments: argparse.Namespace) -> None:
     _show(console, found, content, arguments.json)
     if arguments.to is not None and not arguments.json:
         console.print(f"\nwritten to {arguments.to}; use it with class_files = […]", markup=False)
+
+
+def _convert_trace(console: Console, arguments: argparse.Namespace) -> None:
+    if arguments.to is None:
+        raise InputError("--convert: needs --to, the table to write")
+    found = read_public_trace(arguments.convert)
+    if isinstance(found, PublicAvailability):
+        table, devices, key = found.to_csv(), len(found.intervals), "fleet.availability.file"
+        more = {"intervals": sum(map(len, found.intervals)), "left_out": found.left_out}
+    else:
+        table, devices, key = found.to_csv(_read_work(arguments)), len(found.speeds), "fleet.conditions.file"
+        more = {}
+    replace_file(arguments.to, table.encode())
+    if arguments.json:
+        print_json({"file": str(arguments.to), "devices": devices, **more})
+        return
+    left_out = f" ({more['left_out']:,} never were, and are left out)" if more.get("left_out") else ""
+    console.print(f"{arguments.to}: {plural(devices, 'device')}{left_out}; use it as {key}", markup=False)
+
+
+def _read_work(arguments: argparse.Namespace) -> Work:
+    for option in ("batch", "parameters", "like"):
+        if getattr(arguments, option) is None:
+            raise InputError(f"--convert: capacities of FedScale need --{option}")
+    device = _find(read_library(), arguments.like).device
+    return Work(arguments.batch, 32.0 * arguments.parameters, device.compute_watts, device.radio_watts)
 
 
 def _parse_rates(text: str) -> tuple[float, ...]:

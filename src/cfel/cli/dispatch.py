@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -12,7 +13,7 @@ from rich.markup import escape
 
 from cfel import __version__
 from cfel.cli.arguments import SUMMARIES
-from cfel.errors import CfelError, InputError, SilentEdgeServerError
+from cfel.errors import BudgetWarning, CfelError, InputError, SilentEdgeServerError
 from cfel.extras import explain_missing_extra
 from cfel.wording import escape_control
 
@@ -28,7 +29,10 @@ def run_command(arguments: Sequence[str]) -> int:
         # Imports of the command's module and of what it loads later: both may miss an optional package.
         with explain_missing_extra():
             parsed = build_parser(arguments[0] if arguments else "").parse_args(arguments)
-            code = int(parsed.run(parsed))
+            with warnings.catch_warnings():
+                # Commands print what was broken in their own words.
+                warnings.simplefilter("ignore", BudgetWarning)
+                code = int(parsed.run(parsed))
         sys.stdout.flush()
     except CfelError as error:
         errors.print(f"{_choose_word(error)} {escape(_make_printable(error))}", soft_wrap=True)

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cfel.wording import NO_BREAK
+
 UNLIMITED = 10_000
 """A width in columns that no table reaches."""
 
@@ -57,6 +59,11 @@ def print_table(console: Console, title: str, table: Table) -> None:
         unfold_table(console, table)
     console.print(f"[bold]{title}[/]")
     console.print(table, "", crop=False)
+
+
+def use_plain_spaces(text: str) -> str:
+    """The text for a terminal, where nobody can type or search for a no-break space."""
+    return text.replace(NO_BREAK, " ")
 
 
 def print_report_path(console: Console, directory: Path) -> None:

@@ -58,15 +58,15 @@ LENGTH_OPTIONS: OptionTexts = {
 
 UNREACHABLE_HELP = "time caps that cannot be met: stretch them (default), or plan the minimum there"
 SCHEME_HELP = (
-    "who plans (default hcef): any scheme, with variants (hcef+slow_clocks) or your own (module:function), "
-    "as in the first round of a simulation with these devices"
+    "who plans (default hcef_plus): any scheme, with variants (hcef+slow_clocks) or your own "
+    "(module:function), as in the first round of a simulation with these devices"
 )
 SCHEME_OPTIONS: OptionTexts = {
-    "batch": (parse_positive_integer, "samples of a full batch; required with a scheme's +small_batches"),
+    "batch": (parse_positive_integer, "samples of a full batch, so that smaller ones can be planned"),
     "step-overhead": (parse_number, "share of a step's cost that its batch does not change (default 0.05)"),
     "seed": (parse_count, "of schemes that draw (default 0)"),
 }
-METHOD_HELP = "joint: proven optimality gap (default); alternating: the paper's Algorithm 3"
+METHOD_HELP = "of HCEF: joint, with a proven gap (default), or alternating, the paper's Algorithm 3"
 
 
 def register(commands: Commands, name: str) -> None:
@@ -76,9 +76,9 @@ def register(commands: Commands, name: str) -> None:
     for name, (kind, text) in (*PROBLEM_OPTIONS.items(), *LENGTH_OPTIONS.items()):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")
     parser.add_argument("--on-unreachable", choices=("stretch", "minimum"), help=UNREACHABLE_HELP)
-    parser.add_argument("--method", choices=("joint", "alternating"), default="joint", help=METHOD_HELP)
+    parser.add_argument("--method", choices=("joint", "alternating"), help=METHOD_HELP)
     parser.add_argument("--start", type=parse_share, metavar="RHO", help="initial ρ of --method alternating")
-    parser.add_argument("--scheme", default=HCEF, metavar="NAME", help=SCHEME_HELP)
+    parser.add_argument("--scheme", metavar="NAME", help=SCHEME_HELP)
     parser.add_argument(
         "--scheme-option",
         dest="scheme_options",
@@ -189,6 +189,9 @@ def _print_verdict(console: Console, plan: FleetPlan) -> None:
         "energy",
         f"{spent} of {format_amount(cap, 1)} J" if np.isfinite(cap) else f"{spent} (no limit)",
     )
+    _print_point(console, "scheme", plan.scheme)
+    if plan.local_steps is not None:
+        _print_point(console, "steps", f"{plan.local_steps} of {plan.named.problem.tau}, on smaller batches")
     if plan.scheme == HCEF and 0 < plan.solution.multiplier < np.inf:
         _print_point(console, "price", _describe_price(plan))
     _print_point(console, "proof", _describe_proof(plan))

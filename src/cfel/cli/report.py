@@ -1,4 +1,4 @@
-"""`cfel report`: writes the HTML report of a run, a comparison or a sweep, or exports its figures."""
+"""`cfel report`: writes the HTML report of a run, a comparison or a sweep, or exports figures and table."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from rich.console import Console
 from cfel.cli.arguments import Commands, add_command, add_json_option, parse_names, parse_number
 from cfel.cli.output import print_json
 from cfel.errors import InputError
-from cfel.report import export_figures, write_report
+from cfel.report import export_results, write_report
 from cfel.tracking.event_files import write_events
 
 EXAMPLE = """  cfel report runs/first
   cfel report runs/table --target 0.7 --tensorboard
-  cfel report runs/table --export figures --format png,csv"""
+  cfel report runs/table --export paper --format latex,pdf"""
 FORMATS = "svg,png,csv"
 
 
@@ -27,20 +27,21 @@ def register(commands: Commands, name: str) -> None:
     parser.add_argument(
         "--target",
         type=parse_number,
-        metavar="ACCURACY",
+        metavar="QUALITY",
         help="target of the table (default: the experiment's)",
     )
     parser.add_argument(
         "--export",
         type=Path,
         metavar="TO",
-        help="only write every figure into the directory TO, and nothing into DIR",
+        help="only write every figure and the main table into the directory TO, and nothing into DIR",
     )
     parser.add_argument(
         "--format",
         type=parse_names,
         metavar="NAME,…",
-        help=f"formats of --export, csv for the numbers of a figure (default {FORMATS})",
+        help="formats of --export: svg, png, pdf for figures, markdown, latex for the table, csv for "
+        f"the numbers of both (default {FORMATS})",
     )
     parser.add_argument("--tensorboard", action="store_true", help="also write TensorBoard event files")
     add_json_option(parser)
@@ -66,9 +67,9 @@ def _export(arguments: argparse.Namespace) -> int:
     if arguments.tensorboard:
         raise InputError("--tensorboard: writes into DIR, so it cannot be used with --export")
     formats = parse_names(FORMATS) if arguments.format is None else arguments.format
-    files = export_figures(arguments.directory, arguments.export, formats, arguments.target)
+    files = export_results(arguments.directory, arguments.export, formats, arguments.target)
     if arguments.json:
-        print_json({"figures": [str(path) for path in files]})
+        print_json({"files": [str(path) for path in files]})
         return 0
     _print_paths(files)
     return 0

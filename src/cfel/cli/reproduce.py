@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.api.runs import PlannedRun, count_rounds, make_options, run_all
+from cfel.api.runs import PlannedRun, make_options, run_all
 from cfel.cli.arguments import Commands, add_command, add_out_option, add_seeds_option, parse_names
 from cfel.cli.output import new_table, print_json, print_report_path, print_table
 from cfel.cli.run import add_run_options
@@ -119,7 +119,7 @@ def _run_all(request: ReproductionRequest, arguments: argparse.Namespace, out: P
     rates = {} if request.item == "rates" else load_rates(table, request.dataset, request.scale)
     runs = plan_runs(request, rates, out)
     wanted = make_options(arguments.track, arguments.ray_address, resume=True)
-    with wanted.show_progress(count_rounds(runs)) as options:
+    with wanted.show_progress([run.experiment for run in runs]) as options:
         options.notify(describe_forecast(runs))
         run_all(runs, out, options)
 

@@ -11,11 +11,11 @@ from rich.markup import escape
 import cfel
 from cfel.api.results import RunResult, write_report_if_possible
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
-from cfel.cli.output import print_json
+from cfel.cli.output import print_json, use_plain_spaces
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, import_from
-from cfel.report.summary import describe_overruns
+from cfel.report.summary import describe_overruns, find_overruns
 from cfel.rounds.parameters import ENGINES
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.system import TraceParameters, cluster_sizes, describe_bias, describe_short_trace, read_trace
@@ -137,8 +137,9 @@ def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str
         f"{plural(len(result.records), 'global round')}: {_describe_end(result, kind)}", soft_wrap=True
     )
     if last.metrics:
-        values = ", ".join(f"{name} {value:.4g}" for name, value in last.metrics.items())
-        console.print(f"metrics of the task: {escape(values)}", soft_wrap=True)
+        further = {each.name: each for each in result.run.fleet.metrics[1:]}
+        values = ", ".join(f"{name} {further[name].format(value)}" for name, value in last.metrics.items())
+        console.print(f"metrics of the task: {escape(use_plain_spaces(values))}", soft_wrap=True)
     for sentence in describe_overruns(result.run):
         console.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
     if page is not None:
@@ -147,14 +148,23 @@ def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str
 
 
 def _describe_end(result: RunResult, kind: str) -> str:
-    """Accuracy and costs of the last round, with their shares of the budgets, where there are any."""
-    last, fleet = result.records[-1], result.run.fleet
-    accuracy = "not evaluated" if last.accuracy is None else f"{100 * last.accuracy:.2f} %"
-    seconds = f"{format_amount(last.seconds)} s{kind}{_format_share(last.seconds, fleet.seconds_budget)}"
+    """Quality and realised costs of the last round, with their shares of the budgets, where there are any."""
+    last, fleet, metric = result.records[-1], result.run.fleet, result.run.fleet.metrics[0]
+    quality = "not evaluated" if last.accuracy is None else metric.format(last.accuracy)
+    spent = last.seconds_realised, last.joules_realised
+    seconds = f"{format_amount(spent[0])} s{kind}{_format_share(spent[0], fleet.seconds_budget)}"
     # Once is enough, on a line that is long already.
     words = " of the budget" if fleet.seconds_budget is None else ""
-    joules = f"{format_amount(last.joules)} J{_format_share(last.joules, fleet.joules_budget, words)}"
-    return f"test accuracy {accuracy}, {seconds}, {joules}"
+    joules = f"{format_amount(spent[1])} J{_format_share(spent[1], fleet.joules_budget, words)}"
+    return use_plain_spaces(f"test {metric.name} {quality}, {seconds}, {joules}{_describe_within(result)}")
+
+
+def _describe_within(result: RunResult) -> str:
+    """The quality within the budgets, where the run went on beyond them."""
+    within, metric = result.summary["quality_within_budgets"], result.run.fleet.metrics[0]
+    if within == result.records[-1].accuracy or not find_overruns(result.run):
+        return ""
+    return f"; within the budgets: {metric.name} {metric.format(within)}"
 
 
 def _format_share(spent: float, budget: float | None, words: str = " of the budget") -> str:

@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfel.cli.arguments import Commands, add_command, add_json_option
-from cfel.cli.output import new_table, print_json, unfold_table
+from cfel.cli.output import new_table, print_json, unfold_table, use_plain_spaces
 from cfel.deployment.node import ask_status
 from cfel.errors import InputError
 from cfel.launch.node import read_node
-from cfel.status import Status
+from cfel.status import DeviceStatus, Status
 from cfel.wording import format_amount, plural
 
 EXAMPLE = """  cfel status runs/tiny-up
@@ -101,7 +101,7 @@ def _print_versions(console: Console, answers: Answers) -> None:
     for edge, answer in sorted(answers.items()):
         if isinstance(answer, Status):
             versions.setdefault(answer.version, []).append(f"edge-{edge}")
-            for device in answer.clusters[edge].devices:
+            for device in _list_devices(edge, answer):
                 if device.version:
                     versions.setdefault(device.version, []).append(f"device-{device.device}")
     if len(versions) > 1:
@@ -118,7 +118,7 @@ def _shorten_reason(answer: str) -> str:
 
 
 def _build_table(answers: Answers) -> Table:
-    columns = ("edge", "term", "coordinator", "round", "phase", "devices", "rejected", "accuracy", "s", "J")
+    columns = ("edge", "term", "coordinator", "round", "phase", "devices", "rejected", "quality", "s", "J")
     table = new_table(*columns)
     table.padding = (0, 1, 0, 0)
     for edge, answer in sorted(answers.items()):
@@ -134,11 +134,16 @@ def _build_table(answers: Answers) -> Table:
             answer.phase,
             count_devices({edge: answer}),
             str(sum(number for _, number in answer.rejected)),
-            "" if accuracy is None else f"{100 * accuracy:.1f} %",
+            "" if accuracy is None else use_plain_spaces(answer.metric.format(accuracy)),
             format_amount(answer.seconds),
             format_amount(answer.joules),
         )
     return table
+
+
+def _list_devices(edge: int, status: Status) -> tuple[DeviceStatus, ...]:
+    """An edge server's own devices; none in a status without clusters, as before the first round."""
+    return status.clusters[edge].devices if edge < len(status.clusters) else ()
 
 
 def count_devices(answers: Answers) -> str:
@@ -146,7 +151,7 @@ def count_devices(answers: Answers) -> str:
     present = total = 0
     for edge, answer in answers.items():
         if isinstance(answer, Status):
-            devices = answer.clusters[edge].devices
+            devices = _list_devices(edge, answer)
             present += sum(device.state not in ABSENT for device in devices)
             total += len(devices)
     return f"{present}/{total}"
@@ -158,7 +163,7 @@ def _print_sources(console: Console, answers: Answers) -> None:
         device.source
         for edge, answer in answers.items()
         if isinstance(answer, Status) and answer.conditions == "measured"
-        for device in answer.clusters[edge].devices
+        for device in _list_devices(edge, answer)
     )
     for source, count in sorted(sources.items()):
         console.print(f"{plural(count, 'device')} measuring: {escape(source or 'nothing reported yet')}")

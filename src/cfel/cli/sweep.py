@@ -15,17 +15,15 @@ from cfel.cli.arguments import (
     add_target_option,
     parse_names,
 )
-from cfel.cli.compare import describe_target, format_costs, format_end
-from cfel.cli.output import new_table, print_json, print_report_path, print_table
+from cfel.cli.compare import print_main_table, print_overruns
+from cfel.cli.output import print_json, print_report_path, use_plain_spaces
 from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.errors import InputError
 from cfel.experiment.document import parse_assignment
-from cfel.report.load import name_setting
 from cfel.rounds.run_directory import flatten
 
 EXAMPLE = """  cfel sweep experiment.toml --over local.learning_rate=0.01,0.05 --over scheme.name=hcef,cef
   cfel sweep experiment.toml --over rounds.edge=1,2,5 --seeds 0,1,2 --out runs/edge"""
-MEASURED = ("time\ns", "energy\nkJ", "final\naccuracy", "budget\nof time", "budget\nof energy")
 
 
 def register(commands: Commands, name: str) -> None:
@@ -64,7 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(sweep.summary)
         return 0
     console = Console(highlight=False)
-    _print_summary(console, sweep)
+    print_main_table(console, sweep.main_table)
+    print_overruns(console, sweep.describe_overruns())
+    if best := _find_best(sweep):
+        console.print(use_plain_spaces(best), soft_wrap=True)
     print_report_path(console, sweep.path)
     return 0
 
@@ -78,24 +79,12 @@ def parse_values(text: str) -> tuple[str, list[Any]]:
     return key.strip(), [flatten(parse_assignment(f"{key}={word}"))[key.strip()] for word in words]
 
 
-def _print_summary(console: Console, sweep: cfel.Sweep) -> None:
-    """Prints a line per setting: its values, time and energy to the target, accuracy, budgets used."""
-    rows, settings = sweep.summary["schemes"], sweep.settings
-    several_seeds = any(len(row["per_seed"]) > 1 for row in rows.values())
-    pad = "\n" if several_seeds else ""
-    table = new_table(*settings[0], *MEASURED)
-    for values in {name_setting(each): each for each in settings}.values():
-        row = rows[name_setting(values)]
-        table.add_row(
-            *(escape(str(value)) + pad for value in values.values()),
-            *format_costs(row),
-            *format_end(row, pad),
-        )
-    title = f"Time and energy to {describe_target(sweep.target)}, and budget used at the end"
-    print_table(console, title, table)
-    if several_seeds:
-        console.print("mean over seeds, with its 95 % confidence interval")
-    measured = {name: row["final_accuracy"] for name, row in rows.items()}
-    if known := {name: float(value) for name, value in measured.items() if value is not None}:
-        best = max(known, key=known.__getitem__)
-        console.print(f"best final accuracy: {escape(best)}, {100 * known[best]:.1f} %", soft_wrap=True)
+def _find_best(sweep: cfel.Sweep) -> str:
+    """The setting with the best quality within the budgets, in words; empty if none was evaluated."""
+    metric, rows = sweep.metric, sweep.summary["schemes"]
+    known = {name: row["quality_within_budgets"] for name, row in rows.items()}
+    known = {name: value for name, value in known.items() if value is not None}
+    if not known:
+        return ""
+    best = min(known, key=lambda name: metric.sort_key(known[name]))
+    return f"best {metric.name} within the budgets: {escape(best)}, {metric.format(known[best])}"

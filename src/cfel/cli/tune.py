@@ -1,6 +1,7 @@
-"""`cfel tune`: chooses values of keys by held-out accuracy under the experiment's budgets."""
+"""`cfel tune`: chooses values of keys by held-out quality under the experiment's budgets."""
 
 import argparse
+import math
 import shlex
 from typing import Any
 
@@ -16,7 +17,7 @@ from cfel.cli.arguments import (
     add_seeds_option,
     parse_positive_integer,
 )
-from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli.output import new_table, print_json, print_table, use_plain_spaces
 from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.cli.sweep import parse_values
 from cfel.wording import plural
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         **select_run_options(arguments),
     )
     if arguments.json:
-        trials = [{"values": each.values, "held_out_accuracy": each.score} for each in tuning.trials]
+        trials = [{"values": each.values, "held_out_quality": each.score} for each in tuning.trials]
         print_json({"best": tuning.best, "seeds": tuning.seeds, "trials": trials})
         return 0
     _print_result(Console(highlight=False), tuning, arguments)
@@ -77,11 +78,13 @@ def _parse_range(text: str) -> tuple[str, str | list[Any]]:
 
 
 def _print_result(console: Console, tuning: cfel.Tuning, arguments: argparse.Namespace) -> None:
-    table = new_table(*tuning.best, "held-out\naccuracy")
+    metric = tuning.metric
+    table = new_table(*tuning.best, f"held-out\n{metric.name}")
     for trial in tuning.trials[:MOST_ROWS]:
-        table.add_row(*map(_format, trial.values.values()), f"{100 * trial.score:.2f} %")
+        score = use_plain_spaces(metric.format(trial.score)) if math.isfinite(trial.score) else "none"
+        table.add_row(*map(_format, trial.values.values()), score)
     counted = f"{plural(len(tuning.trials), 'trial')} with {plural(len(tuning.seeds), 'seed')} each"
-    print_table(console, f"Held-out accuracy within the budgets, best of {counted}", table)
+    print_table(console, f"Held-out {metric.name} within the budgets, realised, best of {counted}", table)
     seeds = ", ".join(map(str, tuning.seeds))
     console.print(f"judged by held-out training samples, with seeds {seeds}; test samples played no part")
     changes = [*arguments.set, *(f"{key}={value}" for key, value in tuning.best.items())]

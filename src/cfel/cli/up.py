@@ -22,7 +22,7 @@ from cfel.api.progress import defer_interrupt
 from cfel.api.results import load_result
 from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
 from cfel.cli.node import add_log_options, choose_log_settings
-from cfel.cli.output import new_table
+from cfel.cli.output import new_table, use_plain_spaces
 from cfel.cli.run import add_experiment_argument, load_from_arguments, print_run_result
 from cfel.cli.status import Answers, count_devices
 from cfel.deployment.node import Node, ask_status
@@ -31,6 +31,7 @@ from cfel.launch.federation import LaunchOptions, launch_federation
 from cfel.launch.logs import LogSettings
 from cfel.launch.node import read_node
 from cfel.launch.processes import Processes
+from cfel.metric import ACCURACY
 from cfel.runlog import RoundRecord
 from cfel.status import Status
 from cfel.wording import format_amount, plural
@@ -178,12 +179,14 @@ class FederationView:
                 parts.append(f"{plural(silent, 'edge server')} not answering")
         if self._last is not None:
             if self._last.accuracy is not None:
-                parts.append(f"{100 * self._last.accuracy:.1f} %")
-            parts += [f"{format_amount(self._last.seconds, 1)} s", f"{format_amount(self._last.joules)} J"]
+                metric = ACCURACY if newest is None else newest.metric
+                parts.append(metric.format(self._last.accuracy))
+            spent = self._last.seconds_realised, self._last.joules_realised
+            parts += [f"{format_amount(spent[0], 1)} s", f"{format_amount(spent[1])} J"]
         left = self.estimate_seconds_left()
         if left is not None:
             parts.append(f"ETA {timedelta(seconds=round(left))}")
-        return ", ".join(parts)
+        return use_plain_spaces(", ".join(parts))
 
     def _is_silent(self, edge: int) -> bool:
         """Whether an edge server does not answer although it has not finished."""

@@ -605,8 +605,10 @@ def _repair_some(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: flo
 def divide_again(fleet: Fleet, plan: Response, reach: float, goal: Goal) -> Response:
     """The best division of energy around that of a plan, on grids that close in.
 
-    Devices are offered up to `reach` joules more or less at first.
+    Devices are offered up to `reach` joules more or less at first; where it is 0, there is nothing to divide.
     """
+    if reach <= 0:
+        return plan
     half = count_units(fleet.size)
     for closer in REACHES if reach > 0 else ():
         unit, left = closer * reach / half, goal.energy_cap - float(plan.joules.sum())

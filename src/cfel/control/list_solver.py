@@ -44,7 +44,7 @@ from cfel.control.curves import (
     settle_within,
 )
 from cfel.control.problem import SLACK, RoundProblem, find_feasible_limits
-from cfel.control.solution import Proposal, Solution, prove
+from cfel.control.solution import Proposal, Solution, prove, solve_without_dear
 from cfel.system.conditions import PAPER_EXPONENT
 
 THETA_LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -322,26 +322,57 @@ class _Plan:
         return float(self.response.cost.sum())
 
 
-def solve_on_list(problem: RoundProblem, table: PairTable, time_weight: float | None = None) -> Solution:
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """What progress is weighed against: log progress − a·log seconds − (1 − a)·log joules.
+
+    Attributes:
+        time: a, in [0, 1).
+        seconds, joules: what the round takes beside the devices' work: gossip.
+    """
+
+    time: float
+    seconds: float = 0.0
+    joules: float = 0.0
+
+    def score(
+        self, objective: FloatArray | float, makespan: FloatArray | float, joules: FloatArray | float
+    ) -> FloatArray:
+        """What is maximised; −inf without progress, which is a negative objective."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            seconds, energy = np.log(makespan + self.seconds), np.log(joules + self.joules)
+            found = np.log(np.negative(objective)) - self.time * seconds - (1 - self.time) * energy
+        return np.where((np.asarray(objective) < 0) & (np.asarray(joules) > 0), found, -np.inf)
+
+    def price(self, objective: float, joules: float) -> float:
+        """λ = (1 − a)·progress / energy, the price at which the score is stationary."""
+        return (1 - self.time) * max(-objective, 0.0) / (joules + self.joules) if joules > 0 else 0.0
+
+
+def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | None = None) -> Solution:
     """Decides the steps, θ and the clock of every device.
 
     Args:
         problem: what is known and what may be spent; its own objective plays no part. ρ_min and θ_min must
             be those of the table's first pair.
         table: the pairs to choose from and what each is worth.
-        time_weight: a in (0, 1); None to use the caps up.
+        weighing: what time and energy are worth; None to use the caps up.
     """
+    return solve_without_dear(problem, lambda rest, _: _solve(rest, table, weighing))
+
+
+def _solve(problem: RoundProblem, table: PairTable, weighing: Weighing | None) -> Solution:
     limits = find_feasible_limits(problem)
     fleet = ListFleet.from_problem(problem, table, limits.seconds, limits.battery)
     if limits.forced:
         price = np.full((1, fleet.size), np.inf)
         response = fleet.respond(price).pick(0)
         plan = _Plan(response, float(response.cost.sum()), np.inf)
-    elif time_weight is None:
+    elif weighing is None:
         fleet = fleet.keep_rows()
         plan = _meet_cap(fleet, limits.joules)
     else:
-        fleet, plan = _find_best(fleet, limits.joules, time_weight)
+        fleet, plan = _find_best(fleet, limits.joules, weighing)
     pair = plan.response.choice
     found = Proposal(
         rho=fleet.table.steps[pair] / problem.tau,
@@ -355,32 +386,22 @@ def solve_on_list(problem: RoundProblem, table: PairTable, time_weight: float | 
     return prove(problem, limits, found)
 
 
-def score(
-    objective: FloatArray, makespan: FloatArray | float, joules: FloatArray, time_weight: float
-) -> FloatArray:
-    """What is maximised; −inf without progress."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        cost = time_weight * np.log(makespan) + (1 - time_weight) * np.log(joules)
-        found = np.log(-objective) - cost
-    return np.where((objective < 0) & (joules > 0), found, -np.inf)
-
-
-def _find_best(fleet: ListFleet, energy_cap: float, time_weight: float) -> tuple[ListFleet, _Plan]:
+def _find_best(fleet: ListFleet, energy_cap: float, weighing: Weighing) -> tuple[ListFleet, _Plan]:
     """The best plan at the best makespan.
 
     With few devices and a cap that binds, plans fall short of what the curves promise: other makespans are
     then tried as well, as long as they promise more.
     """
-    first, *others = _search_makespan(fleet, energy_cap, time_weight)
-    best = _plan_at(fleet, energy_cap, time_weight, first)
+    first, *others = _search_makespan(fleet, energy_cap, weighing)
+    best = _plan_at(fleet, energy_cap, weighing, first)
     for point in others:
         if point.score <= best.score:
             break
-        best = max(best, _plan_at(fleet, energy_cap, time_weight, point), key=lambda each: each.score)
+        best = max(best, _plan_at(fleet, energy_cap, weighing, point), key=lambda each: each.score)
     return best.fleet, best.plan
 
 
-def rate_points(total: Curve, energy_cap: float, time_weight: float) -> FloatArray:
+def rate_points(total: Curve, energy_cap: float, weighing: Weighing) -> FloatArray:
     """The score of every point of a summed curve, makespans × prices; −inf beyond the energy cap.
 
     Where the cap lies between two prices, the second stands for what the chord between them says can be
@@ -388,13 +409,13 @@ def rate_points(total: Curve, energy_cap: float, time_weight: float) -> FloatArr
     """
     joules, objective = total.joules[:, :, 0], total.objective[:, :, 0]
     makespan = total.grid.makespan[:, None]
-    rated = np.where(joules <= energy_cap, score(objective, makespan, joules, time_weight), -np.inf)
+    rated = np.where(joules <= energy_cap, weighing.score(objective, makespan, joules), -np.inf)
     crossing = (joules[:, :-1] > energy_cap) & (joules[:, 1:] <= energy_cap)
     if crossing.any():
         span = np.where(crossing, joules[:, :-1] - joules[:, 1:], 1.0)
         share = (energy_cap - joules[:, 1:]) / span
         reached = objective[:, 1:] + share * (objective[:, :-1] - objective[:, 1:])
-        at_cap = score(reached, makespan, np.full_like(reached, energy_cap), time_weight)
+        at_cap = weighing.score(reached, makespan, np.full_like(reached, energy_cap))
         rated[:, 1:] = np.where(crossing, np.maximum(rated[:, 1:], at_cap), rated[:, 1:])
     return rated
 
@@ -422,7 +443,7 @@ class _Search:
 
     fleet: ListFleet
     energy_cap: float
-    time_weight: float
+    weighing: Weighing
 
     def ask(self, makespan: FloatArray, prices: FloatArray) -> list[_Point]:
         """The best price of each makespan."""
@@ -430,7 +451,7 @@ class _Search:
         if (total.joules[:, -1, 0] > self.energy_cap).any():
             higher = np.concatenate([prices, prices[-1] * HIGH_PRICES])
             total, needed = self._add_up(makespan, higher)
-        rated = rate_points(total, self.energy_cap, self.time_weight)
+        rated = rate_points(total, self.energy_cap, self.weighing)
         best = rated.argmax(axis=1)
         each = np.arange(len(makespan))
         found = (rated[each, best], makespan, total.grid.price[each, best], needed[each, best])
@@ -443,7 +464,7 @@ class _Search:
 
     def run(self, shortest: float, longest: float) -> list[_Point]:
         """All makespans that make sense, then those around the best, then what the best ones need."""
-        price = _first_price(self.fleet, longest, self.time_weight)
+        price = _first_price(self.fleet, longest, self.weighing)
         count = int(np.clip(768 // self.fleet.size, MAKESPANS, 32))
         if not longest > shortest:
             return self.ask(np.array([longest]), price * FIRST_PRICES)
@@ -472,52 +493,48 @@ class _Search:
         return np.unique([min(point.needed, point.makespan) for point in points])
 
 
-def _search_makespan(fleet: ListFleet, energy_cap: float, time_weight: float) -> list[_Point]:
+def _search_makespan(fleet: ListFleet, energy_cap: float, weighing: Weighing) -> list[_Point]:
     """Makespans and prices of the best scores; more than one for few devices, see `_find_best`."""
     shortest = fleet.least_makespan()
     longest = max(shortest, min(float(fleet.seconds.max()), fleet.longest_makespan()))
     part = sample(fleet, SAMPLE)
-    search = _Search(part, energy_cap * part.size / fleet.size, time_weight)
+    share = part.size / fleet.size
+    search = _Search(part, energy_cap * share, replace(weighing, joules=weighing.joules * share))
     points = search.run(shortest, longest)
     return points[: MOST_TRIED if fleet.size <= FEW else 1]
 
 
-def _first_price(fleet: ListFleet, makespan: float, time_weight: float) -> float:
+def _first_price(fleet: ListFleet, makespan: float, weighing: Weighing) -> float:
     """The price that the score sets where energy is free: the least that it can be."""
     curve = add_curves(make_curve(fleet, Grid(np.array([makespan]), np.zeros((1, 1))))[0])
-    return _set_price(float(curve.objective[0, 0, 0]), float(curve.joules[0, 0, 0]), time_weight)
+    return weighing.price(float(curve.objective[0, 0, 0]), float(curve.joules[0, 0, 0]))
 
 
-def _set_price(objective: float, joules: float, time_weight: float) -> float:
-    """λ = (1 − a)·progress / energy, the price at which the score is stationary."""
-    return (1 - time_weight) * max(-objective, 0.0) / joules if joules > 0 else 0.0
-
-
-def _plan_at(fleet: ListFleet, energy_cap: float, time_weight: float, point: _Point) -> _Tried:
+def _plan_at(fleet: ListFleet, energy_cap: float, weighing: Weighing, point: _Point) -> _Tried:
     """The best plan at a makespan: at the price that the score sets, or within the cap if it binds."""
     fleet = fleet.at(np.array([point.makespan])).keep_rows()
     price = point.price
     for _ in range(1 if fleet.rows is None else PRICE_STEPS):
         response = fleet.respond(np.full((1, fleet.size), price)).pick(0)
         objective, joules = float(response.cost.sum()), float(response.joules.sum())
-        following = _set_price(objective, joules, time_weight)
+        following = weighing.price(objective, joules)
         if not 0 < following < np.inf or abs(following - price) <= 1e-9 * price:
             break
         price = following
     plan = _meet_cap(fleet, energy_cap) if joules > energy_cap else _Plan(response, objective, price)
     if fleet.size <= FEW:
-        plan = _polish(fleet, plan, energy_cap, time_weight)
+        plan = _polish(fleet, plan, energy_cap, weighing)
     response = plan.response
-    reached = score(response.cost.sum(), point.makespan, response.joules.sum(), time_weight)
+    reached = weighing.score(response.cost.sum(), point.makespan, response.joules.sum())
     return _Tried(float(reached), fleet, plan)
 
 
-def _polish(fleet: ListFleet, plan: _Plan, energy_cap: float, time_weight: float) -> _Plan:
+def _polish(fleet: ListFleet, plan: _Plan, energy_cap: float, weighing: Weighing) -> _Plan:
     """The plan of the best score among those that no price reaches; it matters where devices are few."""
     seconds, response = float(fleet.seconds.max()), plan.response
 
     def rate(objective: FloatArray, joules: FloatArray) -> FloatArray:
-        rated = score(objective, seconds, joules, time_weight)
+        rated = weighing.score(objective, seconds, joules)
         return np.where(joules <= energy_cap * (1 + SLACK), rated, -np.inf)
 
     rows = fleet.rows if fleet.rows is not None else np.zeros((1, 1))

@@ -51,8 +51,9 @@ def plan_by_scheme(scheme: Scheme, state: State, observation: Observation) -> tu
         plan = replace(plan, weight=observation.conditions.weight)
     if observation.small_batches is not None:
         # Every scheme is charged for whole samples, in both accounts.
-        whole = np.where(plan.rho > 0, observation.small_batches.round_down(plan.rho), 0.0)
-        plan = replace(plan, rho=whole)
+        share = (plan.local_steps or observation.rounds.local_steps) / observation.rounds.local_steps
+        whole = share * observation.small_batches.round_down(plan.rho / share)
+        plan = replace(plan, rho=np.where(plan.rho > 0, whole, 0.0))
     return plan, state
 
 
@@ -105,9 +106,13 @@ def _solve_in_whole_steps(problem: RoundProblem) -> Solution:
     return solve_on_list(problem, PairTable(count, theta, noise + 3.0 * (1.0 - rho) ** 2 * problem.g2))
 
 
-def make_plan(problem: RoundProblem, solution: Solution, present: BoolArray) -> RoundPlan:
-    """Turns a solution for the devices that take part into a plan for the whole fleet."""
+def make_plan(
+    problem: RoundProblem, solution: Solution, present: BoolArray, local_steps: int | None = None
+) -> RoundPlan:
+    """Turns a solution into a plan for the whole fleet; devices that the problem leaves out get ρ = θ = 0."""
     clock = solution.clock
+    if problem.device is not None:
+        present = np.isin(np.arange(len(present)), problem.device)
     return RoundPlan(
         rho=_expand_to_fleet(solution.rho, present, absent=0.0),
         theta=_expand_to_fleet(solution.theta, present, absent=0.0),
@@ -119,6 +124,7 @@ def make_plan(problem: RoundProblem, solution: Solution, present: BoolArray) -> 
         feasible=solution.feasible,
         violations=solution.violations,
         speed=None if clock is None else _expand_to_fleet(clock, present, absent=1.0),
+        local_steps=local_steps,
     )
 
 
@@ -129,18 +135,29 @@ def _expand_to_fleet(values: FloatArray, present: BoolArray, absent: float) -> F
 
 
 def build_problem(
-    observation: Observation, parameters: SchemeParameters, bounds: Bounds, *, within_budget: bool = True
+    observation: Observation,
+    parameters: SchemeParameters,
+    bounds: Bounds,
+    *,
+    within_budget: bool = True,
+    local_steps: int | None = None,
 ) -> RoundProblem:
-    """Builds P2 for the devices that take part, with the caps of this edge round."""
-    conditions, present = observation.conditions, observation.conditions.available
+    """Builds P2 for the devices that take part, with the caps of this edge round.
+
+    Devices that cannot meet the deadline are left out; the time caps of the others are not stretched for
+    them. `local_steps` is k where devices take fewer than τ steps on small batches.
+    """
+    conditions = observation.conditions
     sigma2, g2 = observation.estimates()
-    seconds, joules = np.full(observation.clusters, np.inf), np.inf
+    seconds, joules = np.full(observation.clusters, observation.deadline_seconds), np.inf
     if within_budget:
         seconds, joules = observation.caps()
     if observation.small_batches is not None:
-        least = observation.small_batches.least
+        steps = observation.rounds.local_steps
+        least = observation.small_batches.least * (local_steps or steps) / steps
         low, high = (np.maximum(bound, least) for bound in bounds.rho)
         bounds = Bounds(rho=(low, high), theta=bounds.theta)
+    present = _find_punctual(observation, bounds)
     return RoundProblem(
         tau=observation.rounds.local_steps,
         sigma2=sigma2,
@@ -158,7 +175,7 @@ def build_problem(
         theta_max=_select_present(bounds.theta[1], present),
         noise_weight=parameters.noise_weight,
         on_unreachable=parameters.on_unreachable,
-        battery=_share_battery(observation) if within_budget else None,
+        battery=_share_battery(observation, present) if within_budget else None,
         # The solver sees only devices that take part; messages must still name them by their number in the
         # fleet.
         device=np.flatnonzero(present),
@@ -167,13 +184,22 @@ def build_problem(
     )
 
 
-def _share_battery(observation: Observation) -> FloatArray | None:
+def _find_punctual(observation: Observation, bounds: Bounds) -> BoolArray:
+    """The devices that can meet the deadline; all that are there if none can."""
+    present = observation.conditions.available
+    least_seconds, _ = compute_costs(observation, bounds.rho[0], bounds.theta[0])
+    punctual = present & (least_seconds <= observation.deadline_seconds * (1 + _ROUNDING))
+    # A problem needs a device. Who breaks the deadline all the same is taken out of the plan.
+    return punctual if punctual.any() else present
+
+
+def _share_battery(observation: Observation, present: BoolArray) -> FloatArray | None:
     """What each present device may use of its battery now, so that it lasts to the end of the run."""
     if observation.battery is None:
         return None
     # Evenly over the rest of the run, as the budgets are: a device must not be empty before the last round.
     left = observation.rounds.edge_rounds_left(observation.global_round, observation.edge_round)
-    return np.asarray(observation.battery[observation.conditions.available] / left)
+    return np.asarray(observation.battery[present] / left)
 
 
 def _select_present(bound: PerDevice, present: np.ndarray) -> FloatArray:
@@ -223,7 +249,9 @@ def choose_from_pairs(
     """Makes a scheme whose plans are such pairs: devices take whole steps, and measure κ at the listed θ."""
     theta = tuple(list_theta(parameters.theta_min).tolist())
     overrides = DeviceOverrides(steps="whole", kept_energy_at=theta)
-    return Scheme(init, plan, device_overrides=overrides, chooses_theta=parameters.theta_min < 1)
+    return Scheme(
+        init, plan, device_overrides=overrides, chooses_theta=parameters.theta_min < 1, keeps_budgets=True
+    )
 
 
 def estimate_contraction(theta: FloatArray, kept_energy: FloatArray | None) -> FloatArray:

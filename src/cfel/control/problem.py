@@ -4,14 +4,14 @@
 itself when it is created, so that a solver never sees a bad number.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from cfel import validation
-from cfel.arrays import FloatArray, IndexArray
+from cfel.arrays import BoolArray, FloatArray, IndexArray
 from cfel.errors import InputError, unknown_name
 from cfel.system.conditions import PAPER_EXPONENT, clock_energy
 
@@ -143,6 +143,16 @@ class RoundProblem:
             computing = computing * clock_energy(clock, self.clock_static, self.clock_exponent)
         return computing + theta * (self.power * self.nu)
 
+    def take(self, kept: BoolArray) -> "RoundProblem":
+        """The same round with some of the devices, which keep their numbers."""
+        number = np.arange(self.devices) if self.device is None else self.device
+        columns: dict[str, Any] = {
+            name: np.broadcast_to(getattr(self, name), self.mu.shape)[kept]
+            for name in _PER_DEVICE
+            if getattr(self, name) is not None
+        }
+        return replace(self, **columns, device=number[kept])
+
     def _set(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)
 
@@ -199,6 +209,12 @@ class RoundProblem:
             raise InputError(
                 f"{low}[{first}] = {getattr(self, low)[first]}: must be ≤ {high}, which is {limit}"
             )
+
+
+_PER_DEVICE = (
+    *("mu", "alpha", "nu", "power", "cluster", "battery", "clock_static", "clock_exponent"),
+    *("rho_min", "rho_max", "theta_min", "theta_max"),
+)
 
 
 def _check_energy_cap(value: object) -> float:
@@ -279,6 +295,31 @@ def find_feasible_limits(problem: RoundProblem) -> Limits:
         )
     joules = max(problem.energy_cap, total)
     return Limits(seconds, battery, joules, time_cap, tuple(words), forced)
+
+
+def find_dear(problem: RoundProblem) -> BoolArray:
+    """The few devices without which the energy cap can be met: each leaves less of it than it needs.
+
+    One upload in a deep fade can take more joules than all devices may use together. Kept in the round, that
+    device would force everybody to the lower bounds. No device is marked if the cap can be met with all, or
+    not even without these, or if they are most: then the budget is used up, and everybody is at the floor.
+    """
+    least = problem.joules(problem.rho_min, problem.theta_min)
+    dear, cap = least > problem.energy_cap / 2, problem.energy_cap
+    helps = float(least[~dear].sum()) * (1 - SLACK) <= cap < float(least.sum()) * (1 - SLACK)
+    return dear if helps and dear.mean() <= 0.5 else np.zeros_like(dear)
+
+
+def describe_dear(problem: RoundProblem, dear: BoolArray) -> list[str]:
+    """A sentence for each device that is left out."""
+    least = problem.joules(problem.rho_min, problem.theta_min)[dear]
+    named = np.flatnonzero(dear) if problem.device is None else problem.device[dear]
+    words = [
+        f"device {name}: its lower bounds need {joules:.6g} J of the {problem.energy_cap:.6g} J of all "
+        "devices; it is left out"
+        for name, joules in zip(named[:MOST_SENTENCES], least[:MOST_SENTENCES], strict=True)
+    ]
+    return _shorten(words, len(least), "devices")
 
 
 def _relax_time_caps(problem: RoundProblem, least: FloatArray) -> tuple[FloatArray, FloatArray, list[str]]:

@@ -118,10 +118,10 @@ class Gossip:
 
 
 State = Mapping[str, Any]
-Steps = Literal["local", "whole", "small_batches"]
+Steps = Literal["local", "whole", "small_batches", "last_layers"]
 GossipTime = Literal["scheme", "edge_round", "global_round"]
 
-STEPS = ("local", "whole", "small_batches")
+STEPS = ("local", "whole", "small_batches", "last_layers")
 GOSSIP_TIMES = ("scheme", "edge_round", "global_round")
 
 # With few samples the estimate of G² can be zero or negative; it is kept at this share of σ² at least.
@@ -142,14 +142,17 @@ class SchemeParameters:
             "minimum" plans the lower bounds for the devices concerned.
         steps: "whole" plans a whole number of steps for every device, so that what is planned is what
             happens; "small_batches" has devices take all steps, each on a part of its batch that costs a
-            share ρ of it; "local" leaves it to `[local] steps` how devices take a share ρ of the steps.
+            share ρ of it; "last_layers" has them take all steps and train as many of the last layers as cost
+            a share ρ of training all; "local" leaves it to `[local] steps` how devices take a share ρ.
         gossip: when edge servers exchange models, "edge_round" or "global_round"; "scheme": as the scheme
             says.
         slow_clocks: devices that would wait for others run at a slower clock, for less energy.
+        deadline_seconds: an edge server waits this long for the uploads of an edge round, > 0; a device that
+            cannot make it is not asked, and an upload that comes later is not used. None for no deadline.
         options: further settings of a particular scheme, as `{ literal = true }` of "mll_sgd".
     """
 
-    name: str = "hcef"
+    name: str = "hcef_plus"
     rho_min: float = 0.1
     theta_min: float = 0.01
     solver: Method = "joint"
@@ -158,6 +161,7 @@ class SchemeParameters:
     steps: Steps = "local"
     gossip: GossipTime = "scheme"
     slow_clocks: bool = False
+    deadline_seconds: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,6 +177,8 @@ class SchemeParameters:
             if getattr(self, field_name) not in allowed:
                 raise InputError(unknown_name(f"scheme.{field_name}", getattr(self, field_name), allowed))
         validation.check_switch("scheme.slow_clocks", self.slow_clocks)
+        if self.deadline_seconds is not None:
+            validation.check_number("scheme.deadline_seconds", self.deadline_seconds, above=0)
         if self.on_unreachable not in UNREACHABLE:
             raise InputError(unknown_name("scheme.on_unreachable", self.on_unreachable, UNREACHABLE))
 
@@ -201,7 +207,10 @@ class Observation:
         seed: the experiment's, for schemes that draw: `make_generator(seed, purpose, l, r)`.
         losses: newest mean training loss of every device, NaN before its first; `None` before any.
         samples: training samples of every device; `None` where no data has been loaded, as in a dry run.
-        small_batches: what ρ is in samples, where devices take all steps on small batches; else `None`.
+        small_batches: what ρ is in samples, where devices take all steps on small batches, or in tenths of
+            the layers, where they train the last ones; else `None`.
+        deadline_seconds: how long edge servers wait for uploads; a plan that takes longer is not carried out.
+        exchange_seconds, exchange_joules: what gossip takes per edge round, on average.
     """
 
     global_round: int
@@ -221,6 +230,9 @@ class Observation:
     losses: FloatArray | None = None
     samples: FloatArray | None = None
     small_batches: BatchShares | None = None
+    deadline_seconds: float = math.inf
+    exchange_seconds: float = 0.0
+    exchange_joules: float = 0.0
 
     @property
     def clusters(self) -> int:
@@ -228,8 +240,11 @@ class Observation:
         return self.ledger.clusters
 
     def caps(self) -> tuple[FloatArray, float]:
-        """What the budgets leave this edge round: seconds per cluster, and joules of all devices together."""
-        return round_caps(
+        """What the budgets leave this edge round: seconds per cluster, and joules of all devices together.
+
+        The deadline of the edge round is a cap, too.
+        """
+        seconds, joules = round_caps(
             self.budget,
             self.ledger,
             self.rounds,
@@ -237,6 +252,12 @@ class Observation:
             self.edge_round,
             self.gossip_seconds_left,
         )
+        return np.minimum(seconds, self.deadline_seconds), joules
+
+    def mean_loss(self) -> float | None:
+        """The mean of the devices' newest training losses; None before the first."""
+        known = None if self.losses is None else self.losses[np.isfinite(self.losses)]
+        return None if known is None or not known.size else float(known.mean())
 
     def estimates(self) -> tuple[float, float]:
         """Averages σ² and G² over the devices that take part (Algorithm 3, lines 2 and 3)."""
@@ -261,6 +282,8 @@ class RoundPlan:
         speed: share of its clock that every device runs at, in (0, 1]; `None` for full clocks.
         weight: how much each device's update counts within its cluster, > 0; `None` for the weights of the
             experiment. A scheme that selects devices with unequal chances corrects for them here.
+        local_steps: k, the steps that every device takes in this edge round, 1 … τ; `None` for what ρ says.
+            Only with small batches: each step is on a batch that costs a share ρτ/k of a full one.
     """
 
     rho: FloatArray
@@ -274,6 +297,7 @@ class RoundPlan:
     violations: tuple[str, ...] = ()
     speed: FloatArray | None = None
     weight: FloatArray | None = None
+    local_steps: int | None = None
 
     def leave_out(self, conditions: Conditions) -> Conditions:
         """The conditions without the devices that the plan leaves out."""
@@ -294,14 +318,17 @@ class DeviceOverrides:
     to. A field left at `None` keeps the experiment's setting.
 
     Attributes:
-        steps: "bernoulli", "systematic", "whole" or "small_batches"; None keeps the experiment's.
+        steps: "bernoulli", "systematic", "whole", "small_batches" or "last_layers"; None keeps the
+            experiment's.
         error_feedback: whether devices keep what compression dropped; None keeps the experiment's.
         kept_energy_at: shares θ at which every report states how much energy the largest entries carry.
+        compressor: a built-in one; None keeps the experiment's.
     """
 
-    steps: Literal["bernoulli", "systematic", "whole", "small_batches"] | None = None
+    steps: Literal["bernoulli", "systematic", "whole", "small_batches", "last_layers"] | None = None
     error_feedback: bool | None = None
     kept_energy_at: tuple[float, ...] = ()
+    compressor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +342,9 @@ class Scheme:
         device_overrides: settings of local training that the scheme overrides.
         plans_clocks: whether its plans slow devices' clocks down.
         chooses_theta: whether its plans choose θ, so that devices need a compressor.
+        deadline_seconds: how long edge servers wait for the uploads of an edge round.
+        keeps_budgets: whether its plans keep to the caps; a run that ends at its budget then does not begin a
+            round that the budget does not cover.
     """
 
     init: Callable[[], State]
@@ -323,6 +353,8 @@ class Scheme:
     device_overrides: DeviceOverrides = field(default_factory=DeviceOverrides)
     plans_clocks: bool = False
     chooses_theta: bool = False
+    deadline_seconds: float = math.inf
+    keeps_budgets: bool = False
 
 
 SchemeBuilder = Callable[[SchemeParameters], Scheme]

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from cfel.arrays import FloatArray
 from cfel.control.caps import Budget, Rounds
 from cfel.control.scheme import Gossip, RoundPlan, Scheme
+from cfel.metric import ACCURACY, Metric
 from cfel.system.backhaul import Backhaul, SampledLinks, retarget_backhaul, sample_links, use_links
 from cfel.system.batch_shares import BatchShares
 from cfel.system.conditions import Conditions
@@ -36,10 +37,11 @@ class Setting:
         joules_per_bit: energy of a bit between edge servers, charged with each global round.
         exchanged_models: what edge servers exchange, in models: with their memory it is more than one.
         work_per_step: time and energy of a local step, in steps of plain SGD: 2 for two gradients.
-        small_batches: what ρ is in samples, where devices take all steps on small batches; None where they
-            leave steps out instead.
+        small_batches: what ρ is in samples, where devices take all steps on small batches, or in tenths of
+            the layers, where they train the last ones; None where they leave steps out instead.
         accounting: the costs that the budget counts: "expected" by the plans, or "realised".
         uploads: realised uploads count by the "share" θ that was planned, or by the bits on the "wire".
+        metrics: what the task measures, first the metric that a target is about.
     """
 
     seed: int
@@ -58,20 +60,41 @@ class Setting:
     small_batches: BatchShares | None = None
     accounting: str = "expected"
     uploads: str = "share"
+    metrics: tuple[Metric, ...] = (ACCURACY,)
 
     @property
     def exchange_seconds(self) -> FloatArray:
         """Seconds of one exchange between edge servers, per cluster, as the scheme uses the backhaul."""
         return self.scheme.gossip.exchange_seconds(self.backhaul_seconds)
 
-    def charge_steps(self, steps: ArrayLike, rho: ArrayLike) -> FloatArray:
-        """What steps cost, in steps on full batches, of devices that were asked for a share ρ."""
+    @property
+    def exchanges_per_edge_round(self) -> float:
+        """Exchanges between edge servers, on average."""
+        edge_rounds = self.rounds.edge_rounds
+        return self.scheme.gossip.count_exchanges(0, edge_rounds) / edge_rounds
+
+    def charge_steps(self, steps: ArrayLike, rho: ArrayLike, local_steps: int | None = None) -> FloatArray:
+        """What steps cost, in steps on full batches, of devices that were asked for a share ρ.
+
+        `local_steps` is k of the plan.
+        """
         taken = np.asarray(steps, dtype=np.float64)
-        return taken if self.small_batches is None else taken * self.small_batches.round_down(rho)
+        if self.small_batches is None:
+            return taken
+        return taken * self.small_batches.round_down(self.share_step(rho, local_steps))
+
+    def share_step(self, rho: ArrayLike, local_steps: int | None) -> FloatArray:
+        """The share of a full step that each of k steps may cost, where a share ρ of τ steps may be used."""
+        if local_steps is None:
+            return np.asarray(rho, dtype=np.float64)
+        return np.minimum(np.multiply(rho, self.rounds.local_steps / local_steps), 1.0)
 
     def share_steps(self, plan: RoundPlan) -> FloatArray:
-        """The share of its steps that every device takes by a plan: ρ, or all of them on small batches."""
-        return plan.rho if self.small_batches is None else np.where(plan.rho > 0, 1.0, 0.0)
+        """The share of its τ steps that every device takes by a plan."""
+        if self.small_batches is None:
+            return plan.rho
+        share = 1.0 if plan.local_steps is None else plan.local_steps / self.rounds.local_steps
+        return np.where(plan.rho > 0, share, 0.0)
 
     def backhaul_at(self, global_round: int, edge_rounds_done: int, step: int) -> Backhaul:
         """The backhaul of a gossip step since the last edge round: all links, or those drawn for it."""
@@ -93,7 +116,12 @@ class Setting:
 
     def count_backhaul_bits(self, global_round: int) -> float:
         """Bits between edge servers in a global round (from 0), of models and what edge servers remember."""
-        return self.count_models_sent(global_round) * self.exchanged_models * self.model_bits
+        return self.count_models_sent(global_round) * self.full_model_bits
+
+    @property
+    def full_model_bits(self) -> float:
+        """Bits of an edge model with its memory: what edge servers exchange and devices fetch."""
+        return self.exchanged_models * self.model_bits
 
     def compute_backhaul_joules(self, global_round: int) -> float:
         """Energy of the backhaul in a global round (from 0)."""

@@ -5,12 +5,13 @@ lower bound only. Energy and times are computed again from the problem itself, a
 the solver did not report raises an error.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cfel.arrays import FloatArray
-from cfel.control.problem import Limits, RoundProblem
+from cfel.arrays import BoolArray, FloatArray
+from cfel.control.problem import Limits, RoundProblem, describe_dear, find_dear
 from cfel.errors import CfelError
 
 # How much a limit may be exceeded by rounding, relative to the limit.
@@ -89,6 +90,36 @@ class Solution:
     def seconds(self) -> float:
         """Expected time of the slowest device."""
         return float(self.device_seconds.max())
+
+
+def solve_without_dear(
+    problem: RoundProblem, solver: Callable[[RoundProblem, BoolArray], Solution]
+) -> Solution:
+    """Solves a problem without the devices that alone put the energy cap out of reach (`find_dear`).
+
+    They get ρ = θ = 0 and cost nothing; what is proven is proven for the others. The solver gets the problem
+    of those, and which devices they are.
+    """
+    dear = find_dear(problem)
+    if not dear.any():
+        return solver(problem, ~dear)
+    found = solver(problem.take(~dear), ~dear)
+
+    def spread(values: FloatArray, missing: float = 0.0) -> FloatArray:
+        whole = np.full(problem.devices, missing)
+        whole[~dear] = values
+        return whole
+
+    return replace(
+        found,
+        rho=spread(found.rho),
+        theta=spread(found.theta),
+        feasible=False,
+        violations=(*describe_dear(problem, dear), *found.violations),
+        device_seconds=spread(found.device_seconds),
+        device_joules=spread(found.device_joules),
+        clock=None if found.clock is None else spread(found.clock, 1.0),
+    )
 
 
 def prove(problem: RoundProblem, limits: Limits, found: Proposal) -> Solution:

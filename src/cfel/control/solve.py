@@ -15,7 +15,7 @@ from cfel.control.curves import search_price
 from cfel.control.joint import interpolate_rho, solve_joint
 from cfel.control.problem import Limits, RoundProblem, find_feasible_limits
 from cfel.control.segments import DeviceTerms, PricedFleet
-from cfel.control.solution import Solution, prove
+from cfel.control.solution import Solution, prove, solve_without_dear
 from cfel.errors import InputError, unknown_name
 
 Method = Literal["joint", "alternating"]
@@ -53,6 +53,15 @@ def solve(
         raise InputError(unknown_name("method", method, METHODS))
     if method == "joint" and (start is not None or stopping is not None):
         raise InputError("start, stopping: only method='alternating' takes them")
+    rho, theta = _read_start(problem, start)
+    return solve_without_dear(
+        problem, lambda rest, kept: _solve(rest, method, (rho[kept], theta[kept]), stopping or Stopping())
+    )
+
+
+def _solve(
+    problem: RoundProblem, method: Method, begin: tuple[FloatArray, FloatArray], stopping: Stopping
+) -> Solution:
     limits = find_feasible_limits(problem)
     # Algorithm 3 has no bound of its own; the joint solver's holds for every plan within the limits.
     found = replace(solve_joint(problem, limits), method=method)
@@ -60,8 +69,7 @@ def solve(
         # The limits allow the energy of the lower bounds, so the bound is over plans that use no more.
         found = replace(found, rho=problem.rho_min, theta=problem.theta_min, multiplier=np.inf)
     elif method == "alternating":
-        begin = _read_start(problem, start)
-        rho, theta, passes = solve_alternating(problem, limits, begin, stopping or Stopping())
+        rho, theta, passes = solve_alternating(problem, limits, begin, stopping)
         found = replace(found, rho=rho, theta=theta, iterations=passes)
     rho, theta = project_feasible(problem, limits, found.rho, found.theta)
     return prove(problem, limits, replace(found, rho=rho, theta=theta))

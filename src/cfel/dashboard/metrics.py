@@ -1,7 +1,8 @@
 """The snapshot in the Prometheus text format, version 0.0.4.
 
 Written by hand: a few gauges and counters from one snapshot need no registry. Devices are counted by state
-and averaged by cluster, never listed, because a fleet may have a million of them.
+and averaged by cluster, never listed, because a fleet may have a million of them. Every label has few values,
+whatever others send: each new one is a series that the monitoring system keeps for weeks.
 """
 
 from collections import Counter
@@ -10,6 +11,21 @@ from collections.abc import Iterator, Mapping
 from cfel.status import DEVICE_STATES, PHASES, Status
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+MOST_CLUSTERS = 100
+"""Clusters with series of their own; the devices of all others are counted together."""
+
+_OTHERS = "others"
+
+_KINDS = (
+    ("too much at once", ("calls a second", "calls at a time", "bytes in flight")),
+    ("implausible report", ("implausible", "implausibly", "not plausible", "more seconds than have passed")),
+    ("quarantine", ("in quarantine", "left out after")),
+    ("not admitted", ("certificate", "not for a ", "belongs to another", "is not a node")),
+    ("wrong round", ("of round", "asked of device", "too late", "not needed any more", "stale term")),
+    ("numbers out of bounds", ("finite", "beyond the bound", "variance")),
+)
+"""Kinds of rejections, by what their reasons contain, which quote what came in and so are without end."""
 
 Sample = tuple[Mapping[str, str], float | None]
 Family = tuple[str, str, str, list[Sample]]
@@ -52,14 +68,18 @@ def _list_metrics(status: Status) -> list[tuple[str, str, float | list[Sample] |
             "1 if this node coordinates.",
             int(status.coordinator == status.node) if elected else None,
         ),
-        ("cfel_spent_seconds_total", "Time spent.", status.seconds),
+        ("cfel_spent_seconds_total", "Time spent, as realised.", status.seconds),
         ("cfel_budget_seconds", "Time budget.", status.seconds_budget),
-        ("cfel_spent_joules_total", "Energy spent.", status.joules),
+        ("cfel_spent_joules_total", "Energy spent, as realised.", status.joules),
         ("cfel_budget_joules", "Energy budget.", status.joules_budget),
-        ("cfel_accuracy_ratio", "Accuracy evaluated last.", evaluated.accuracy if evaluated else None),
         (
-            "cfel_device_accuracy_ratio",
-            "Accuracy over devices evaluated last, on samples like their own.",
+            "cfel_quality",
+            "The task's metric, evaluated last; with the unit %, a share.",
+            [(_describe_metric(status), evaluated.accuracy if evaluated else None)],
+        ),
+        (
+            "cfel_device_quality",
+            "The task's metric over devices, evaluated last, on samples like their own.",
             _list_device_accuracy(status),
         ),
         ("cfel_loss", "Mean training loss of the last round.", last.loss if last else None),
@@ -98,8 +118,8 @@ def _list_metrics(status: Status) -> list[tuple[str, str, float | list[Sample] |
         ),
         (
             "cfel_uploads_rejected_total",
-            "Uploads rejected, by reason.",
-            [({"reason": reason}, number) for reason, number in status.rejected],
+            "Uploads rejected, by kind of reason; the reasons are in /status.json.",
+            _count_rejections(status),
         ),
         ("cfel_changed_timestamp_seconds", "When the state last changed.", status.unix_seconds),
     ]
@@ -110,12 +130,30 @@ def _identify(status: Status) -> dict[str, str]:
     return known | {"version": status.version}
 
 
+def _describe_metric(status: Status) -> dict[str, str]:
+    return {"metric": status.metric.name, "unit": status.metric.unit}
+
+
 def _list_device_accuracy(status: Status) -> list[Sample]:
     last = next((each for each in reversed(status.history) if each.device_accuracy_mean is not None), None)
     return [
-        ({"statistic": name}, None if last is None else getattr(last, f"device_accuracy_{name}"))
+        (
+            {**_describe_metric(status), "statistic": name},
+            None if last is None else getattr(last, f"device_accuracy_{name}"),
+        )
         for name in ("mean", "worst", "spread")
     ]
+
+
+def _count_rejections(status: Status) -> list[Sample]:
+    counts: Counter[str] = Counter()
+    for reason, number in status.rejected:
+        counts[_find_kind(reason)] += number
+    return [({"reason": kind}, number) for kind, number in sorted(counts.items())]
+
+
+def _find_kind(reason: str) -> str:
+    return next((kind for kind, parts in _KINDS if any(part in reason for part in parts)), "invalid message")
 
 
 def _list_edges(status: Status) -> list[Sample]:
@@ -123,20 +161,24 @@ def _list_edges(status: Status) -> list[Sample]:
         return []
     return [
         ({"cluster": str(each.cluster), "node": each.node}, int(each.state == "alive"))
-        for each in status.clusters
+        for each in status.clusters[:MOST_CLUSTERS]
     ]
 
 
 def _count_devices(status: Status) -> list[Sample]:
-    samples: list[Sample] = []
-    for cluster in status.clusters:
-        found = Counter(device.state for device in cluster.devices)
-        samples += [({"cluster": str(cluster.cluster), "state": each}, found[each]) for each in DEVICE_STATES]
-    return samples
+    counts: dict[str, Counter[str]] = {}
+    for place, cluster in enumerate(status.clusters):
+        name = str(cluster.cluster) if place < MOST_CLUSTERS else _OTHERS
+        counts.setdefault(name, Counter()).update(device.state for device in cluster.devices)
+    return [
+        ({"cluster": name, "state": each}, found[each])
+        for name, found in counts.items()
+        for each in DEVICE_STATES
+    ]
 
 
 def _list_means(status: Status, name: str) -> list[Sample]:
-    return [({"cluster": str(each.cluster)}, getattr(each, name)) for each in status.clusters]
+    return [({"cluster": str(each.cluster)}, getattr(each, name)) for each in status.clusters[:MOST_CLUSTERS]]
 
 
 def _lines(name: str, kind: str, words: str, samples: list[Sample]) -> Iterator[str]:

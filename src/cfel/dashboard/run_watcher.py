@@ -18,7 +18,7 @@ from cfel import validation
 from cfel.arrays import FloatArray, IntArray
 from cfel.durable import translate_os_errors
 from cfel.errors import CfelError, InputError, RunDirectoryError
-from cfel.report.load import Run, find_runs, load_run
+from cfel.report.load import Run, find_runs, load_run, name_scheme, read_rows
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord
 from cfel.status import ClusterStatus, Curve, DeviceStatus, LinkStatus, RoundPoint, Status, thin_history
 
@@ -80,10 +80,11 @@ class RunWatcher:
     def _read(self) -> Status:
         found = find_runs(self._path)
         self._seen = {path: entry for path, entry in self._seen.items() if path in found}
+        rows = read_rows(self._path)
         for path in found:
             signature = _signature(path)
             if path not in self._seen or self._seen[path][0] != signature:
-                self._seen[path] = (signature, _load_run(path, signature))
+                self._seen[path] = (signature, _load_run(path, signature, rows.get(path)))
         if not found:
             return replace(self._status, phase="waiting", problem="")
         newest = max(found, key=lambda path: self._seen[path][0])
@@ -99,8 +100,9 @@ def _signature(path: Path) -> _Signature:
     return stat.st_mtime_ns, stat.st_size
 
 
-def _load_run(path: Path, signature: _Signature) -> WatchedRun:
+def _load_run(path: Path, signature: _Signature, row: str | None) -> WatchedRun:
     run = load_run(path)
+    run = run if row is None else replace(run, scheme=row)
     last = run.records[-1].round if run.records else 0
     # A table is written before its line, so the newest may belong to a round that is not logged yet.
     planned = [number for number in run.directory.plan_rounds() if number <= last]
@@ -117,17 +119,18 @@ def build_status(node: str, watched: WatchedRun, others: Sequence[Run] = ()) -> 
     return Status(
         node=node,
         name=run.name,
-        scheme=run.scheme,
+        scheme=name_scheme(run.scheme),
         source="simulation",
         unix_seconds=watched.unix_seconds,
         phase="finished" if over else "training",
         round=(last.round if last else 0) + (not over),
         rounds=_whole(rounds.get("global")),
         edge_rounds=_whole(rounds.get("edge")),
-        seconds=last.seconds if last else 0.0,
+        seconds=last.seconds_realised if last else 0.0,
         seconds_budget=fleet.seconds_budget,
-        joules=last.joules if last else 0.0,
+        joules=last.joules_realised if last else 0.0,
         joules_budget=fleet.joules_budget,
+        metric=fleet.metrics[0],
         target=run.target,
         straggler=last.straggler if last else None,
         slowest_cluster=last.slowest_cluster if last else None,
@@ -157,21 +160,24 @@ def _is_over(
     last: RoundRecord, rounds: dict[str, Any], target: float | None, fleet: FleetDescription
 ) -> bool:
     """Whether the run is finished; an interrupted run is not."""
-    if last.round >= (_whole(rounds.get("global")) or math.inf):
+    if last.round >= (_whole(rounds.get("global")) or math.inf) or last.ends_at_budget:
         return True
     # As in `rounds`, but from the files alone: the dashboard does not build the experiment.
     if rounds.get("stop") == "budget":
         seconds, joules = fleet.seconds_budget or math.inf, fleet.joules_budget or math.inf
         return last.seconds >= seconds or last.joules >= joules
-    return rounds.get("stop") == "target" and target is not None and (last.accuracy or 0.0) >= target
+    if rounds.get("stop") != "target" or target is None or last.accuracy is None:
+        return False
+    return fleet.metrics[0].reaches(last.accuracy, target)
 
 
 def _curves(run: Run, others: Sequence[Run]) -> tuple[Curve, ...]:
     """The curves of other runs; the names include seeds where they differ."""
     alike = len({run.seed, *(other.seed for other in others)}) == 1
+    names = [name_scheme(other.scheme) for other in others]
     return tuple(
-        Curve(name=other.scheme if alike else f"{other.scheme}, seed {other.seed}", history=_history(other))
-        for other in others
+        Curve(name=name if alike else f"{name}, seed {other.seed}", history=_history(other))
+        for name, other in zip(names, others, strict=True)
         if other.records
     )
 
@@ -184,8 +190,8 @@ def _point(record: RoundRecord) -> RoundPoint:
     whose = "device" if record.personal_accuracy_mean is None else "personal"
     return RoundPoint(
         round=record.round,
-        seconds=record.seconds,
-        joules=record.joules,
+        seconds=record.seconds_realised,
+        joules=record.joules_realised,
         accuracy=record.accuracy,
         loss=record.loss,
         straggler=record.straggler,

@@ -6,34 +6,31 @@ any other node hears of it.
 
 import asyncio
 import logging
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from cfel.deployment.compute_thread import ComputeThread
 from cfel.deployment.device.agent import DeviceAgent
-from cfel.deployment.device.memory import reserve_directory
 from cfel.deployment.edge.node import EdgeNode, ServeStatus
+from cfel.deployment.fleet_limit import check_fleet_size
+from cfel.deployment.host import make_host
 from cfel.deployment.measurement.energy_counters import EnergyCounter, find_counter
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size
-from cfel.deployment.protocol.calls import RemoteCalls, to_methods
-from cfel.deployment.protocol.methods import TRANSFER_METHODS
-from cfel.deployment.protocol.peer_requests import StatusRequest
-from cfel.deployment.security.credentials import CredentialFiles, Credentials
-from cfel.deployment.security.experiment_check import ExperimentCheck
-from cfel.deployment.security.expiry import watch_expiry
-from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.connections import (
+from cfel.deployment.protocol.calls import RemoteCalls
+from cfel.deployment.protocol.edge_requests import TRANSFER_METHODS, StatusRequest
+from cfel.deployment.protocol.grpc_transport import (
+    GrpcClient,
+    GrpcServer,
     control_connections,
     device_connections,
     transfer_connections,
 )
-from cfel.deployment.transport.grpc_client import GrpcClient
-from cfel.deployment.transport.grpc_transport import GrpcServer
+from cfel.deployment.security.credentials import CredentialFiles, Credentials, watch_expiry
+from cfel.deployment.security.experiment_check import ExperimentCheck
+from cfel.deployment.security.identity import Identity
 from cfel.errors import DeploymentError, InputError
 from cfel.learning.task import DeviceData
 from cfel.status import Status
@@ -44,23 +41,15 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Where a process stands.
+    """Where a process stands."""
 
-    Attributes:
-        identity: who it is.
-        addresses: "host:port" of every edge server, by number.
-        directory: where it keeps its state.
-        certificates: directory with its certificate, key and authority.
-        listen: address to listen on, if another than others reach it at; edge servers only.
-        energy: where a device that measures takes its joules from: the host's counters ("auto"), the
-            experiment's "model", or the path of a file that shows microwatts.
-    """
-
-    identity: Identity
-    addresses: tuple[str, ...]
-    directory: Path
-    certificates: Path
-    listen: str | None = None
+    identity: Identity  # who it is
+    addresses: tuple[str, ...]  # "host:port" of every edge server, by number
+    directory: Path  # where it keeps its state
+    certificates: Path  # directory with its certificate, key and authority
+    listen: str | None = None  # address to listen on, if another than others reach it at; edge servers only
+    # Where a device that measures takes its joules from: the host's counters ("auto"), the experiment's
+    # "model", or the path of a file that shows microwatts.
     energy: str = "auto"
 
     def peers(self) -> dict[Identity, str]:
@@ -90,6 +79,7 @@ async def run_edge(
     if number >= clusters:
         raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
     _check_addresses(node, clusters)
+    check_fleet_size(world, deployment)
     credentials = CredentialFiles(node.certificates, node.identity)
     client = GrpcClient(
         credentials,
@@ -99,10 +89,10 @@ async def run_edge(
         transfer_connections(deployment),
         TRANSFER_METHODS,
     )
-    calls = experiment_check.add_to_calls(RemoteCalls(client))
-    edge = EdgeNode(world, deployment, number, node.directory, calls, credentials)
+    calls = RemoteCalls(client, experiment_check.parts)
+    edge = EdgeNode(world, deployment, number, node.directory, calls, make_host(), credentials)
     endpoints = experiment_check.check_endpoints(edge.endpoints.values())
-    listener = GrpcServer(credentials, to_methods(endpoints), edge.on_rejection, deployment)
+    listener = GrpcServer(credentials, endpoints, edge.on_rejection, deployment)
     port = await listener.start(node.listen or node.addresses[number])
     _LOG.info("%s of %d listens on port %d", node.identity, world.setting.fleet.clusters, port)
     try:
@@ -143,38 +133,21 @@ async def run_device(
             f"{node.identity}: the experiment has devices 0 to {world.setting.fleet.devices - 1}"
         )
     _check_addresses(node, world.setting.fleet.clusters)
-    with reserve_directory(node.directory):
-        await _run_device(world, deployment, node, experiment_check, data or own_data(world, number))
-
-
-async def _run_device(
-    world: World,
-    deployment: DeploymentParameters,
-    node: Node,
-    experiment_check: ExperimentCheck,
-    data: DeviceData,
-) -> None:
-    credentials = CredentialFiles(node.certificates, node.identity)
-    kept = device_connections(deployment)
+    data = data or own_data(world, number)
+    credentials, kept = CredentialFiles(node.certificates, node.identity), device_connections(deployment)
     client = GrpcClient(credentials, node.peers(), model_size(world.start), kept, kept, TRANSFER_METHODS)
-    compute = ComputeThread()
-    agent = DeviceAgent(
-        world,
-        node.identity.number,
-        data,
-        deployment,
-        experiment_check.add_to_calls(RemoteCalls(client)),
-        node.directory,
-        compute,
-        time.monotonic,
-        node.counter() if deployment.measures else None,
-    )
+    calls, counter = RemoteCalls(client, experiment_check.parts), None
+    if deployment.measures:
+        counter = node.counter()
+    host = make_host()
     try:
-        async with watch_expiry(lambda: credentials.validity):
-            await agent.run()
+        with host.disk.reserve(node.directory):
+            agent = DeviceAgent(world, number, data, deployment, calls, node.directory, host, counter)
+            async with watch_expiry(lambda: credentials.validity):
+                await agent.run()
     finally:
         await client.close()
-        compute.close()
+        host.compute.close()
 
 
 async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str]:

@@ -43,7 +43,8 @@ class DeploymentParameters:
         least_bytes_per_second: slowest rate at which a body may arrive.
         keepalive_seconds: silence on a connection after which the other side is asked for a sign of life.
         keepalive_timeout_seconds: silence after that which ends the connection.
-        calls_per_second: calls that one node may make to an edge server; twice as many at once.
+        calls_per_second: calls that one device or operator may make to an edge server, and a tenth of what
+            another edge server may; twice as many at once.
         bytes_in_flight: bytes that one node may be sending to an edge server, or leave unread; a single body
             may be larger.
     """
@@ -66,7 +67,7 @@ class DeploymentParameters:
     least_bytes_per_second: float = 10_000.0
     keepalive_seconds: float = 10.0
     keepalive_timeout_seconds: float = 20.0
-    calls_per_second: float = 500.0
+    calls_per_second: float = 50.0
     bytes_in_flight: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cfel.deployment.host import Compute
 from cfel.deployment.protocol.device_requests import MeasurementReport, UploadRequest
-from cfel.deployment.transport.messages import Body, Bytes, cut
+from cfel.deployment.protocol.messages import Body, Bytes, cut
 from cfel.errors import RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.models.flat import FlatModel
@@ -37,16 +38,6 @@ class EncodedModel:
         """The model's name."""
         return self.body.digest.hex()
 
-    async def part(self, offset: int, most_bytes: int) -> Body:
-        """Some of its bytes, from an offset on."""
-        # The usual case: the whole model, whose digest is known already.
-        if offset == 0 and most_bytes >= len(self.body):
-            return self.body
-        pieces = tuple(_slice_pieces(self.body.parts, offset, most_bytes))
-        if most_bytes < _QUICK_BYTES:
-            return Body.hash(*pieces)
-        return await asyncio.to_thread(Body.hash, *pieces)
-
 
 def _slice_pieces(pieces: Iterable[Bytes], offset: int, most_bytes: int) -> Iterator[memoryview]:
     end = offset + most_bytes
@@ -57,22 +48,36 @@ def _slice_pieces(pieces: Iterable[Bytes], offset: int, most_bytes: int) -> Iter
 
 
 class EncodedModels:
-    """The newest models of an edge server, encoded; one goes to many devices and neighbours."""
+    """The newest models of an edge server, encoded; one goes to many devices and neighbours.
 
-    def __init__(self) -> None:
+    Args:
+        compute: where they are encoded.
+    """
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute = compute
         # Two: the present model, and the one before the last gossip step, for neighbours that ask late.
         self._newest: deque[EncodedModel] = deque(maxlen=2)
         self._busy = asyncio.Lock()
 
     async def get(self, model: FlatModel) -> EncodedModel:
-        """The encoded form of this very model; encodes it in a thread when it is new."""
+        """The encoded form of this very model; encodes it when it is new."""
         async with self._busy:
             for known in self._newest:
                 if known.model is model:
                     return known
-            # A thread of its own: the compute thread may be busy with an evaluation for seconds.
-            self._newest.append(await asyncio.to_thread(EncodedModel.encode, model))
+            self._newest.append(await self._compute.run_aside(lambda: EncodedModel.encode(model)))
             return self._newest[-1]
+
+    async def part(self, encoded: EncodedModel, offset: int, most_bytes: int) -> Body:
+        """Some bytes of a model, from an offset on."""
+        # The usual case: the whole model, whose digest is known already.
+        if offset == 0 and most_bytes >= len(encoded.body):
+            return encoded.body
+        pieces = tuple(_slice_pieces(encoded.body.parts, offset, most_bytes))
+        if most_bytes < _QUICK_BYTES:
+            return Body.hash(*pieces)
+        return await self._compute.run_aside(lambda: Body.hash(*pieces))
 
 
 def model_views(model: FlatModel) -> tuple[memoryview, ...]:

@@ -21,14 +21,23 @@ MOST_BUFFER_LENGTHS = 1e6
 """The same for batch-norm statistics: they start at 0 and 1, and variances of raw inputs can be large."""
 
 
-def check_update(update: Update, buffers: Tensor, model: FlatModel) -> None:
+def check_update(update: Update, buffers: Tensor, model: FlatModel, variances: Tensor) -> None:
     """Checks the decoded update and the batch-norm statistics of a device.
 
+    Args:
+        update: what the device sent.
+        buffers: the same.
+        model: what it started from.
+        variances: which of the buffers are variances; empty for none.
+
     Raises:
-        RejectedError: they are not finite, or absurdly far from the model that the device started from.
+        RejectedError: they are not finite, or absurdly far from the model, or a variance is negative.
     """
     _check_length("update", update_norm(update), model.parameters, MOST_LENGTHS)
     _check_length("buffers", norm(buffers - model.buffers), model.buffers, MOST_BUFFER_LENGTHS)
+    # Its root would make every output NaN, and the mean of a cluster need not be positive either.
+    if variances.numel() and bool((buffers[variances] < 0).any()):
+        raise RejectedError(f"buffers: a variance of {float(buffers[variances].min()):.3g}")
 
 
 def check_model(model: FlatModel, own: FlatModel) -> None:
@@ -40,7 +49,7 @@ def check_model(model: FlatModel, own: FlatModel) -> None:
     difference = model.parameters - own.parameters
     _check_length("parameters", norm(difference), own.parameters, MOST_LENGTHS)
     _check_length("buffers", norm(model.buffers - own.buffers), own.buffers, MOST_BUFFER_LENGTHS)
-    _check_length("memory", norm(model.memory - own.memory), own.memory, MOST_BUFFER_LENGTHS)
+    _check_length("memory", norm(model.memory - own.memory), own.memory, MOST_LENGTHS)
 
 
 def _check_length(name: str, length: float, own: Tensor, most_lengths: float) -> None:

@@ -16,14 +16,15 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from cfel.durable import read_bytes, replace_file, translate_parse_errors
+from cfel.deployment.host import Disk
+from cfel.durable import translate_parse_errors
 from cfel.errors import DamagedError, StorageError
 
 _DIGEST_BYTES = 32
 _DTYPES = {"<f4": "F32", "<f8": "F64", "<i4": "I32", "<i8": "I64", "|u1": "U8"}
 
 
-def save(path: Path, tensors: Mapping[str, NDArray[Any]], state: bytes) -> None:
+def save(disk: Disk, path: Path, tensors: Mapping[str, NDArray[Any]], state: bytes) -> None:
     """Returns when all of it is on the disk.
 
     Raises:
@@ -40,7 +41,7 @@ def save(path: Path, tensors: Mapping[str, NDArray[Any]], state: bytes) -> None:
     digest = hashlib.sha256()
     for part in content:
         digest.update(part)
-    replace_file(path, digest.digest(), *content, private=True)
+    disk.replace(path, digest.digest(), *content)
 
 
 def _header(tensors: Mapping[str, NDArray[Any]], names: Sequence[str]) -> bytes:
@@ -72,15 +73,15 @@ def explain_other_version(path: Path, error: Exception) -> StorageError:
     )
 
 
-def load(path: Path) -> tuple[dict[str, NDArray[Any]], bytes] | None:
+def load(disk: Disk, path: Path) -> tuple[dict[str, NDArray[Any]], bytes] | None:
     """What was saved last; None if nothing ever was.
 
     Raises:
         DamagedError: the file is not what was written.
     """
-    if not path.exists():
+    if not disk.exists(path):
         return None
-    whole = read_bytes(path, max_bytes=None)
+    whole = disk.read(path)
     digest, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
     # The rename is atomic, but a disk may still return bytes that were never written.
     if hashlib.sha256(content).digest() != digest:

@@ -49,11 +49,11 @@ from cfel.experiment.sections import (
     parse_fleet,
     reject_short_trace,
 )
-from cfel.learning.compressors import Compressor, compressor
+from cfel.learning.compressors import Compressor, compressor, none
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
-from cfel.learning.data.partition import hold_out, partition
+from cfel.learning.data.partition import find_rule, hold_out, partition
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge import AggregationParameters, EdgeRules, build_rules
 from cfel.learning.local.algorithm import LocalAlgorithm
@@ -68,7 +68,7 @@ from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
 from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.system import FleetParameters, TopologyParameters, build_backhaul, build_fleet
-from cfel.system.batch_shares import BatchShares
+from cfel.system.batch_shares import LAYER_SHARES, BatchShares
 from cfel.validation import parse_toml
 from cfel.world import World
 
@@ -99,7 +99,8 @@ class Experiment:
     """An experiment with every default filled in; one attribute per section of the file.
 
     Args:
-        preset: where sections and keys that are not given come from, as in a file.
+        preset: where sections and keys that are not given come from, as in a file; of several, the later
+            ones take precedence.
         name: of the experiment.
         seed: a whole number.
         rounds, fleet, local, aggregation, budget, simulation, deployment: each a table with the keys of the
@@ -135,7 +136,7 @@ class Experiment:
     def __init__(
         self,
         *,
-        preset: str = "demo",
+        preset: str | Sequence[str] = "demo",
         name: str | None = None,
         seed: int | None = None,
         rounds: Rounds | Table | None = None,
@@ -151,7 +152,10 @@ class Experiment:
         simulation: SimulationParameters | Table | None = None,
         deployment: DeploymentParameters | Table | None = None,
         code: CodePolicy = ANY_CODE,
+        **unknown: object,
     ) -> None:
+        for key in unknown:
+            raise ExperimentError(unknown_name("experiment", key, ("preset", *PARTS)))
         # The parameters are named like the attributes.
         given = {key: each for key, each in locals().items() if key in PARTS and each is not None}
         parts, objects = _fill_in(given, preset)
@@ -167,6 +171,7 @@ class Experiment:
         if self.data.task is None:
             model_builder(self.model.name, self.code)
         augmentation(self.data.augment, self.code)
+        find_rule(self.data.partition, self.code)
         self.build_parts()
 
     def build_parts(self) -> BuiltParts:
@@ -177,13 +182,13 @@ class Experiment:
         Raises:
             InputError: something cannot be built, or does not go with the rest.
         """
-        compress = compressor(self.compression.kind, self.code)
-        scheme = build_scheme(self.scheme, self.code)
+        scheme = self._build_scheme()
+        asked = scheme.device_overrides
+        compress = compressor(asked.compressor or self.compression.kind, self.code)
         # It would be charged for a share θ, but send everything.
-        if self.compression.kind == "none" and scheme.chooses_theta:
+        if compress is none and scheme.chooses_theta:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
             raise InputError(f"compression.kind = 'none': {reason}; choose a compressor")
-        asked = scheme.device_overrides
         local = replace(
             self.local,
             steps=asked.steps or self.local.steps,
@@ -191,24 +196,38 @@ class Experiment:
         )
         algorithm = build_algorithm(local, self.code)
         edge_rules = build_rules(local, algorithm, self.aggregation, self.code)
-        check_buffering(self.aggregation, self.simulation, algorithm)
+        check_buffering(self.aggregation, self.simulation, algorithm, self.scheme)
         feedback = self.compression.error_feedback if asked.error_feedback is None else asked.error_feedback
         training = TrainingParameters(local, self.data.batch, feedback, algorithm)
         self._check_steps(training, algorithm)
         return BuiltParts(scheme, algorithm, training, edge_rules, compress)
 
+    def _build_scheme(self) -> Scheme:
+        """The scheme; in whole steps if it would choose batches, but the algorithm draws its own."""
+        scheme = build_scheme(self.scheme, self.code)
+        chooses = scheme.device_overrides.steps == "small_batches" and self.scheme.steps == "local"
+        if chooses and build_algorithm(self.local, self.code).train is not None:
+            return build_scheme(replace(self.scheme, steps="whole"), self.code)
+        return scheme
+
     def _check_steps(self, training: TrainingParameters, algorithm: LocalAlgorithm) -> None:
         """Checks that devices can take steps as scheme and experiment say together."""
         local = training.local
-        if self.local.steps == "small_batches" and local.steps != "small_batches":
+        parts = ("small_batches", "last_layers")
+        if self.local.steps in parts and local.steps != self.local.steps:
             raise InputError(
-                f"local.steps = 'small_batches': scheme {self.scheme.name!r} plans in other steps; set "
-                "scheme.steps = 'small_batches' instead"
+                f"local.steps = {self.local.steps!r}: scheme {self.scheme.name!r} plans in other steps; set "
+                f"scheme.steps = {self.local.steps!r} instead"
             )
-        if local.steps == "small_batches" and algorithm.train is not None:
+        if local.steps in parts and algorithm.train is not None:
             raise InputError(
-                f"scheme.steps = 'small_batches': algorithm {local.algorithm!r} has a loop of its own, which "
-                "draws its own batches"
+                f"scheme.steps = {local.steps!r}: algorithm {local.algorithm!r} has a loop of its own, which "
+                "draws its own batches and trains all layers"
+            )
+        if local.steps == "last_layers" and (algorithm.step_parts is None or algorithm.change_gradient):
+            raise InputError(
+                f"scheme.steps = 'last_layers': algorithm {local.algorithm!r} changes all layers at once; "
+                "choose 'sgd' or 'shared_momentum'"
             )
         late = training.error_feedback and local.schedule != "constant"
         if local.algorithm == "shared_momentum" and late:
@@ -241,7 +260,10 @@ class Experiment:
             fleet = replace(fleet, samples=np.asarray(samples, dtype=np.float64))
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
         bits, exchanged = 32.0 * parameters, 1.0 + parts.edge_rules.vectors
-        small = parts.training.local.steps == "small_batches"
+        shares = {
+            "small_batches": BatchShares(self.data.batch, self.local.step_overhead),
+            "last_layers": LAYER_SHARES,
+        }
         setting = Setting(
             seed=self.seed,
             rounds=self.rounds,
@@ -252,9 +274,9 @@ class Experiment:
             exchanged_models=exchanged,
             scheme=parts.scheme,
             links=choose_links(parts.scheme, backhaul),
-            joules_per_bit=self.topology.joules_per_bit,
+            joules_per_bit=self.topology.price_of_bit,
             work_per_step=parts.algorithm.gradients,
-            small_batches=BatchShares(self.data.batch, self.local.step_overhead) if small else None,
+            small_batches=shares.get(parts.training.local.steps),
             accounting=self.simulation.accounting,
             uploads=self.simulation.uploads,
         )
@@ -278,7 +300,8 @@ class Experiment:
         """Total budgets in seconds and joules; a given number takes precedence over a share of CEF's use."""
         # A dry run of many rounds takes long, so only if its result counts.
         share = self.budget.share_of_cef if None in (self.budget.seconds, self.budget.joules) else None
-        limit = Budget() if share is None else compute_use(setting).take_share(share)
+        rounds = replace(setting.rounds, global_rounds=self.budget.cef_rounds or setting.rounds.global_rounds)
+        limit = Budget() if share is None else compute_use(replace(setting, rounds=rounds)).take_share(share)
         return Budget(self.budget.seconds or limit.seconds, self.budget.joules or limit.joules)
 
     def load_task(self) -> Task:
@@ -290,7 +313,9 @@ class Experiment:
         model = model_builder(self.model.name, self.code)
         augment, personal = augmentation(self.data.augment, self.code), self.model.personal
         task = Task(data, model, augment=augment, seed=self.seed, personal=personal)
-        if not (self.model.name in MODELS and self.data.name in DATA_SETS):
+        # All models for images go with all images.
+        known = DATA_SETS.get(self.data.name) if self.model.name in MODELS else None
+        if known is None or len(known.input_shape) != 3:
             check_task(f"data {self.data.name!r} with model {self.model.name!r}", task)
         return task
 
@@ -311,6 +336,7 @@ class Experiment:
             backhaul=weight_backhaul(setting, samples),
             # Uploads are charged as for `charged_parameters`, though the model that trains may be smaller.
             charged_share=setting.model_bits / (32.0 * size),
+            metrics=task.described_metrics,
         )
         return World(
             setting=setting,
@@ -319,14 +345,16 @@ class Experiment:
             training=parts.training,
             compress=parts.compress,
             start=start,
-            edge_rules=parts.edge_rules,
+            edge_rules=replace(parts.edge_rules, matrices=flat.find_hidden_matrices()),
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
+            variances=flat.find_variances(),
         )
 
     def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:
         """The data to train and test on, and the training samples of each device."""
-        data, shares = partition(task.data, self.fleet.devices, self.data.partition_parameters(), self.seed)
+        parameters = self.data.partition_parameters()
+        data, shares = partition(task.data, self.fleet.assign_clusters(), parameters, self.seed, self.code)
         return hold_out(data, shares, self.data.held_out, self.seed) if self.data.held_out else (data, shares)
 
     def resolve(self, world: World) -> "Experiment":
@@ -355,11 +383,8 @@ def parse_sections(document: Table) -> dict[str, Any]:
     Raises:
         ExperimentError: a key or value is unknown.
     """
-    preset = document.get("preset", "demo")
-    if preset not in PRESETS:
-        raise ExperimentError(unknown_name("preset", preset, PRESETS))
     given = {key: value for key, value in document.items() if key != "preset"}
-    below = _load_preset(preset)
+    below = _load_presets(document.get("preset", "demo"))
     if "preset" not in document:
         # The demo's narrow-band radios fit the demo's small model; a file that does not name it has others.
         below = {**below, "fleet": {k: v for k, v in below["fleet"].items() if k != "conditions"}}
@@ -374,10 +399,16 @@ def parse_sections(document: Table) -> dict[str, Any]:
     return parts
 
 
-def _load_preset(name: str) -> Table:
-    if name == "none":
-        return {}
-    return tomllib.loads(files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8"))
+def _load_presets(names: object) -> Table:
+    """The tables of one preset, or of a list of them, each laid over the one before."""
+    merged: Table = {}
+    for name in names if isinstance(names, list | tuple) else [names]:
+        if name not in PRESETS:
+            raise ExperimentError(unknown_name("preset", name, PRESETS))
+        if name != "none":
+            text = files("cfel").joinpath(f"presets/{name}.toml").read_text(encoding="utf-8")
+            merged = merge(merged, tomllib.loads(text))
+    return merged
 
 
 def _reject_misplaced(name: str, table: Table) -> None:
@@ -397,7 +428,9 @@ def to_document(experiment: Experiment) -> dict[str, Any]:
     return head | tables | {"fleet": fleet_to_table(experiment.fleet)}
 
 
-def _fill_in(given: Mapping[str, Any], preset: str) -> tuple[dict[str, Any], dict[str, object]]:
+def _fill_in(
+    given: Mapping[str, Any], preset: str | Sequence[str]
+) -> tuple[dict[str, Any], dict[str, object]]:
     """All parts of an experiment given in Python, and the objects among them by their names.
 
     Sections are given as dataclasses, as tables, or as the value of their main key; the rest comes from the

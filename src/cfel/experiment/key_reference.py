@@ -10,14 +10,38 @@ from dataclasses import MISSING, Field, dataclass, fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from cfel.control import SchemeParameters
+from cfel.control.schemes import SCHEMES
 from cfel.control.schemes.hcef_plus import Options
 from cfel.experiment.experiment import SECTIONS
-from cfel.experiment.sections import CONDITIONS, PRESETS
-from cfel.system import Availability, DeviceClass
+from cfel.experiment.sections import (
+    CONDITIONS,
+    PRESETS,
+    CompressionParameters,
+    DataParameters,
+    ModelParameters,
+)
+from cfel.learning.compressors import BUILTIN as COMPRESSORS
+from cfel.learning.data import BUILTIN as DATA_SETS
+from cfel.learning.local.algorithms import ALGORITHMS
+from cfel.learning.local.parameters import LocalParameters
+from cfel.learning.models.builders import BUILTIN as MODELS
+from cfel.system import Availability, DeviceClass, TopologyParameters
+from cfel.system.backhaul import KINDS as TOPOLOGIES
 
 _ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*)$")
 # Keys that are tables of their own.
 _TABLES = {"fleet": ("conditions", "availability")}
+
+
+_NAMED: Mapping[tuple[type, str], Sequence[str]] = {
+    (ModelParameters, "name"): tuple(MODELS),
+    (DataParameters, "name"): (*DATA_SETS, "hf:…"),
+    (SchemeParameters, "name"): tuple(SCHEMES),
+    (LocalParameters, "algorithm"): tuple(ALGORITHMS),
+    (CompressionParameters, "kind"): tuple(COMPRESSORS),
+    (TopologyParameters, "kind"): tuple(TOPOLOGIES),
+}
 
 
 class UndocumentedError(ValueError):
@@ -42,7 +66,12 @@ class KeyEntry:
 
 
 _TOP = (
-    KeyEntry("preset", ", ".join(f"`{name}`" for name in PRESETS), "`demo`", "What other keys default to."),
+    KeyEntry(
+        "preset",
+        ", ".join(f"`{name}`" for name in PRESETS),
+        "`demo`",
+        "What other keys default to; of a list, later ones take precedence.",
+    ),
     KeyEntry("name", "text", "the preset's", "Of the experiment, in tables and reports."),
     KeyEntry("seed", "whole number", "`0`", "Of every random stream."),
 )
@@ -68,13 +97,19 @@ def list_keys(parameters: type, without: Sequence[str] = ()) -> list[KeyEntry]:
     return [
         KeyEntry(
             entry.metadata.get("key", entry.name),
-            describe_type(hints[entry.name]),
+            _list_names(parameters, entry.name) or describe_type(hints[entry.name]),
             _format_default(entry),
             find_meaning(parameters, entry, meanings),
         )
         for entry in fields(parameters)
         if entry.name not in without
     ]
+
+
+def _list_names(parameters: type, name: str) -> str:
+    """The built-in parts that a key may name, and where others come from; empty for other keys."""
+    listed = _NAMED.get((parameters, name))
+    return "" if listed is None else f"{', '.join(f'`{each}`' for each in listed)}, `module:function`"
 
 
 def read_attributes(documented: type) -> dict[str, str]:

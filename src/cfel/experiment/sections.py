@@ -1,7 +1,7 @@
 """The sections of an experiment file that no other package defines, and how `[fleet]` is read and written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from cfel.system import (
 from cfel.system.device_classes import parse_class_file
 from cfel.validation import parse_toml
 
-PRESETS = ("demo", "paper-cifar10", "paper-femnist", "none")
+PRESETS = ("demo", "paper-cifar10", "paper-femnist", "best", "none")
 CONDITIONS = {"random": RandomConditions, "classes": HardwareConditions, "trace": TraceParameters}
 FILE_NAMES = (
     *(("topology", "file"), ("data", "path"), ("model", "init")),
@@ -51,10 +51,20 @@ class DataParameters:
         name: a built-in data set, an entry point's name, or "module:function".
         path: the folder or file where it is; without it, "cifar10" and "femnist" are downloaded.
         partition: how samples are spread over devices: "iid" at random, "dirichlet" with different shares
-            of every class, "writer" by who made them, "shards" with a few classes each.
-        beta: concentration of the Dirichlet distribution, > 0; the smaller, the more the devices differ.
-        least: with "dirichlet", every device gets at least this many samples, ≥ 1.
+            of every class, "classes" with the same number of classes each, "shards" with a few classes each,
+            "sizes" unevenly, "distribution" in given mixtures of classes, "writer" by who made them, or a
+            user-defined "module:function".
+        beta: with "dirichlet", concentration of the distribution over devices, > 0; the smaller, the more the
+            devices differ.
+        cluster_beta: with "dirichlet", concentration of a distribution over clusters, > 0; `beta` is then the
+            one within each cluster. By default clusters play no part.
+        least: with "dirichlet" and "sizes", every device gets at least this many samples, ≥ 1.
         shards: with "shards", shards per device, ≥ 1.
+        classes_per_device: with "classes", ≥ 1.
+        sizes: with "sizes", samples per device: a list of numbers; or "equal", "linear", "square" or
+            "exponential" in the number of the device.
+        distribution: with "distribution", shares of the classes, one list per device or one per cluster.
+        writers_per_device: with "writer", ≥ 1.
         batch: samples in a mini-batch, ≥ 1.
         augment: "none", "flip", "crop_flip", or a user-defined "module:function".
         held_out: share of every device's training samples to test on instead of the test set, and not to
@@ -66,8 +76,13 @@ class DataParameters:
     path: str | None = None
     partition: str = "dirichlet"
     beta: float = 1.0
+    cluster_beta: float | None = None
     least: int = 2
     shards: int = 2
+    classes_per_device: int = 2
+    sizes: str | tuple[int, ...] = "equal"
+    distribution: tuple[tuple[float, ...], ...] = ()
+    writers_per_device: int = 1
     batch: int = 50
     augment: str = "none"
     held_out: float = 0.0
@@ -90,7 +105,8 @@ class DataParameters:
 
     def partition_parameters(self) -> PartitionParameters:
         """How samples are spread over devices."""
-        return PartitionParameters(self.partition, self.beta, self.least, self.shards)  # type: ignore[arg-type]
+        names = [entry.name for entry in fields(PartitionParameters) if entry.name != "rule"]
+        return PartitionParameters(self.partition, **{name: getattr(self, name) for name in names})
 
     def folder(self) -> Path | None:
         """Where the files are."""
@@ -155,17 +171,22 @@ class BudgetParameters:
         joules: energy of all devices together, > 0.
         share_of_cef: both as a share of what CEF would use in this experiment, > 0; a number given for one of
             them takes precedence.
+        cef_rounds: global rounds of CEF that the share refers to, ≥ 1; by default as many as the run has.
+            Rounds of other schemes may be shorter, and more of them fit into the same budgets.
     """
 
     seconds: float | None = None
     joules: float | None = None
     share_of_cef: float | None = None
+    cef_rounds: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("seconds", "joules", "share_of_cef"):
             value = getattr(self, name)
             if value is not None:
                 validation.check_number(f"budget.{name}", value, above=0, finite=False)
+        if self.cef_rounds is not None:
+            validation.check_whole("budget.cef_rounds", self.cef_rounds, least=1)
         if self.share_of_cef is not None and 10 < self.share_of_cef <= 100:
             raise InputError(
                 f"budget.share_of_cef = {self.share_of_cef:g}: is a share, not a percentage; for "

@@ -27,6 +27,7 @@ from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult, WholeRun
 from cfel.learning.local.algorithms import AlgorithmBuilder
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.parameters import LocalParameters
+from cfel.wording import show
 
 LOSSES = ("train_loss", "train-loss", "loss")
 """Metrics in which clients report their mean training loss; the first that is there counts."""
@@ -84,8 +85,11 @@ class _Clients:
         metrics = read_metrics(reply.content)
         names = list(run.module.state_dict())
         arrays = read_like(find_record(reply.content, where)[1], names, where)
+        for name, array in arrays.items():
+            if array.dtype.kind not in "fiub":
+                raise InputError(f"{where}: {name} is {array.dtype}, not numbers")
         values = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        return WholeResult(values, _find_loss(metrics, where), _find_estimates(metrics))
+        return WholeResult(values, _find_loss(metrics, where), _find_estimates(metrics, where))
 
     def _find_context(self, run: WholeRun) -> Context:
         """The device's context; a new one where a run starts again."""
@@ -117,16 +121,24 @@ class _Clients:
 def _find_loss(metrics: Mapping[str, Any], where: str) -> float:
     for name in LOSSES:
         if name in metrics:
-            return float(metrics[name])
+            return _read_number(metrics, name, where)
     raise InputError(
         f"{where}: returned no training loss: it must have a metric {LOSSES[0]!r}, it has {sorted(metrics)}"
     )
 
 
-def _find_estimates(metrics: Mapping[str, Any]) -> Estimates | None:
+def _find_estimates(metrics: Mapping[str, Any], where: str) -> Estimates | None:
     if "sigma2" not in metrics or "g2" not in metrics:
         return None
-    return Estimates(float(metrics["sigma2"]), float(metrics["g2"]))
+    return Estimates(_read_number(metrics, "sigma2", where), _read_number(metrics, "g2", where))
+
+
+def _read_number(metrics: Mapping[str, Any], name: str, where: str) -> float:
+    """A metric that is a number; it need not be finite, as whoever trained it may have diverged."""
+    value = metrics[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{where}: {name} = {show(value)}: must be a number")
+    return float(value)
 
 
 class LocalGrid(Grid):  # type: ignore[misc]

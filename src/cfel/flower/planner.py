@@ -132,8 +132,8 @@ class RoundPlanner:
         )
         parameters = SchemeParameters(name=scheme, steps="whole") if isinstance(scheme, str) else scheme
         self._scheme = build_scheme(parameters)
-        # HCEF+ plans in whole steps whatever `steps` says. What others plan would have to be rounded, and
-        # budgets would not cover what is rounded up.
+        # What is not planned in whole steps would have to be rounded, and budgets would not cover what is
+        # rounded up.
         if self._scheme.device_overrides.steps != "whole":
             raise InputError(
                 f"scheme.steps = {parameters.steps!r}: Flower's clients are asked for whole steps, which "

@@ -105,17 +105,40 @@ def restore(
             restored[name] = np.asarray(array + part, dtype=array.dtype)
             start += array.size
             continue
-        given = update.whole.get(name)
-        if given is None or given.shape != array.shape:
-            raise InputError(f"update: {name} is missing, or has another shape than in the model")
-        restored[name] = given
+        restored[name] = _check_array(name, array, update.whole.get(name))
     return restored
+
+
+def check_arrays(model: Arrays, given: Arrays) -> None:
+    """Checks the arrays of a client against those of the model: they are averaged with the others'.
+
+    Raises:
+        InputError: one is missing or has another shape, or an entry is not a finite number.
+    """
+    for name, array in model.items():
+        _check_array(name, array, given.get(name))
+
+
+def _check_array(name: str, model: NDArray[Any], given: NDArray[Any] | None) -> NDArray[Any]:
+    if given is None or given.shape != model.shape:
+        raise InputError(f"update: {name} is missing, or has another shape than in the model")
+    # Whole numbers and switches stay what they are: a counter must not become text or a complex number.
+    if given.dtype.kind not in ("f" if model.dtype.kind == "f" else "biu"):
+        raise InputError(f"update: {name} is {given.dtype}, in the model it is {model.dtype}")
+    if given.dtype.kind == "f" and not np.isfinite(given).all():
+        raise InputError(f"update: an entry of {name} is not a finite number; has the training diverged?")
+    if name.endswith("running_var") and (given < 0).any():
+        raise InputError(f"update: {name} has a negative variance")
+    return given
 
 
 def _check(update: SparseUpdate, size: int) -> None:
     indices, values = update.indices, update.values
-    if indices.ndim != 1 or indices.dtype.kind != "i" or values.shape != indices.shape:
-        raise InputError("update: must have as many whole indices as values")
+    kinds = indices.dtype.kind, values.dtype.kind
+    if indices.ndim != 1 or kinds != ("i", "f") or values.shape != indices.shape:
+        raise InputError(
+            "update: must have as many whole indices as values, which are floating-point numbers"
+        )
     # Ascending and distinct: a repeated index would count one of its values only.
     if indices.size and (indices[0] < 0 or indices[-1] >= size or (np.diff(indices) <= 0).any()):
         raise InputError(f"update: its indices must be ascending, from 0 and below {size}")

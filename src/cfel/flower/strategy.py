@@ -7,13 +7,14 @@
     describe_node(app, {"mu": 0.2, "alpha": 1.1, "nu": 6.0, "power": 0.8})
 
 Every message of a round has `steps` and `theta` of its client in its config. Sparse replies are made whole
-before FedAvg averages them; others are averaged as they are. What earlier rounds left out is in
+before FedAvg averages them; all must fit the model and be finite. What earlier rounds left out is in
 `context.state`, which Flower keeps on the node. Decisions and accounts are in `planner`.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
@@ -26,7 +27,7 @@ from cfel.control.scheme import SchemeParameters
 from cfel.errors import InputError
 from cfel.flower.planner import NodeConditions, NodeOrder, NodeReport, RoundPlanner
 from cfel.flower.records import find_record, make_record, read_like, read_metrics, read_record
-from cfel.flower.sparse import STATISTICS, SparseUpdate, restore, sparsify
+from cfel.flower.sparse import STATISTICS, SparseUpdate, check_arrays, restore, sparsify
 
 QUESTION = "cfel_conditions"
 """The action of the strategy's query."""
@@ -195,6 +196,7 @@ class PlannedFedAvg(FedAvg):  # type: ignore[misc]
             else:
                 usable.append(reply)
         self._find_planner().charge(reports)
+        _cap_weights(usable, self.weighted_by_key)
         return super().aggregate_train(server_round, usable)  # type: ignore[no-any-return]
 
     def _find_planner(self) -> RoundPlanner:
@@ -246,19 +248,41 @@ class PlannedFedAvg(FedAvg):  # type: ignore[misc]
         if node not in self._orders:
             raise InputError("it was not asked")
         name, record = find_record(reply.content, "the reply")
-        if INDICES in record:
-            arrays = read_record(record)
+        model, arrays = read_record(self._model), read_record(record)
+        if INDICES in arrays and VALUES in arrays:
             update = SparseUpdate(arrays.pop(INDICES), arrays.pop(VALUES), arrays)
-            reply.content[name] = make_record(restore(read_record(self._model), update, self._whole))
-        return _read_report(read_metrics(reply.content), node, self._find_planner())
+            reply.content[name] = make_record(restore(model, update, self._whole))
+        else:
+            check_arrays(model, read_like(record, list(model), "the reply"))
+        metrics = read_metrics(reply.content)
+        validation.check_number(self.weighted_by_key, metrics.get(self.weighted_by_key, 1), above=0)
+        report = _read_report(metrics, node, self._find_planner())
+        if report.steps is not None and report.steps > self._orders[node].steps:
+            raise InputError(f"steps = {report.steps}: at most {self._orders[node].steps} were asked")
+        return report
+
+
+def _cap_weights(replies: Sequence[Message], key: str) -> None:
+    """Caps the weights that clients claim, in place, at twice their median, or one would outweigh all."""
+    records = [
+        record for reply in replies for record in reply.content.metric_records.values() if key in record
+    ]
+    most = 2 * median_low(record[key] for record in records) if records else 0
+    for record in records:
+        record[key] = min(record[key], most)
 
 
 def _read_report(metrics: Mapping[str, Any], node: int, planner: RoundPlanner) -> NodeReport:
     """What a client says about its round, in metrics of which it may leave out any."""
     said = {name.removeprefix(METRIC): value for name, value in metrics.items() if name.startswith(METRIC)}
-    kept = tuple(said.get("kept-energy", ()))
+    kept = tuple(
+        validation.check_floats("kept-energy", said.get("kept-energy", ()), least=0, most=1).tolist()
+    )
+    limits: dict[str, validation.Limits] = {"sigma2": {"least": 0}, "g2": {}}
     estimates = {
-        name: validation.check_number(name, metrics[name]) for name in ("sigma2", "g2") if name in metrics
+        name: validation.check_number(name, metrics[name], **limit)
+        for name, limit in limits.items()
+        if name in metrics
     }
     return NodeReport(
         steps=validation.check_whole("steps", said["steps"], least=0) if "steps" in said else None,

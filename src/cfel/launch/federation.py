@@ -14,11 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cfel.deployment.edge.state import EdgeDisk
+from cfel.deployment.edge.storage import EdgeDisk
+from cfel.deployment.fleet_limit import check_fleet_size
+from cfel.deployment.host import RealDisk
 from cfel.deployment.node import Node
+from cfel.deployment.protocol.addresses import join_address
 from cfel.deployment.security.certificates import is_revoked, issue, make_authority
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.addresses import join_address
 from cfel.durable import check_directory, make_directory
 from cfel.errors import DiskError, InputError, describe_error
 from cfel.experiment import Experiment, experiment_toml
@@ -77,6 +79,7 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
     find_free_ports(experiment.deployment.host, 1)  # rejects a wrong host before anything is written
     reject_buffering(experiment.aggregation, "a deployment")
     world = experiment.build_world()
+    check_fleet_size(world, experiment.deployment)
     # As it is, not resolved: no engine runs, so none is chosen.
     text = experiment_toml(experiment)
     request = RunRequest(out, text, options.command, options.resume, may_differ=("simulation.engine",))
@@ -173,7 +176,10 @@ class LogMerger:
     @property
     def is_over(self) -> bool:
         """Whether the last round of the run is in its log."""
-        return self._last is not None and is_over(self._setting.rounds, self._setting.budget, self._last)
+        setting = self._setting
+        return self._last is not None and is_over(
+            setting.rounds, setting.budget, setting.metrics[0], self._last
+        )
 
     def merge(self) -> None:
         """Adds what the edge servers have logged since the last call."""
@@ -222,7 +228,8 @@ def _wait_until_over(logs: LogMerger, processes: Processes, options: LaunchOptio
 def _save_models(world: World, out: Path, writer: RunWriter) -> None:
     """Saves the edge models for `cfel export`, if all belong to the last round in the log."""
     states = [
-        EdgeDisk(out / "nodes" / f"edge-{i}", world.start).load() for i in range(world.setting.fleet.clusters)
+        EdgeDisk(RealDisk(), out / "nodes" / f"edge-{i}", world.start).load()
+        for i in range(world.setting.fleet.clusters)
     ]
     # In the middle of a round the models belong to no line of the log, and an export would be misleading.
     if writer.last_round is None or any(state.position != (writer.last_round, 0, 0) for state in states):

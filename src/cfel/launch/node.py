@@ -35,10 +35,10 @@ from torch import Tensor
 from cfel.dashboard import dashboard_app, serve
 from cfel.deployment.edge.node import ServeStatus
 from cfel.deployment.node import Node, run_device, run_edge
+from cfel.deployment.protocol.addresses import split_address
+from cfel.deployment.security.credentials import read_host_names
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.security.node_credentials import read_host_names
-from cfel.deployment.transport.addresses import split_address
 from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import ExperimentError, InputError, StorageError, find_expected_error
 from cfel.experiment import Experiment, digest_shared_parts, experiment_toml, load_experiment

@@ -2,20 +2,23 @@
 
 A compressor is a function `(vector, theta, key) -> Update`. An `Update` can add itself to a dense vector and
 knows its size in bits. θ is the share of a full upload: of entries for top-k, random-k and projection, of
-bits for the quantiser. Compressors have no state: for error feedback, `roles` keeps a residual. An update
-holds only what is sent; what both ends can derive from the key of a random stream is not. Bytes are in
-`packing`.
+bits for quantisers, of numbers on average for ATOMO. Compressors have no state: for error feedback, `roles`
+keeps a residual. An update holds only what is sent; what both ends can derive from the key of a random stream
+is not. Bytes are in `packing`.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cfel.arrays import FloatArray, IndexArray
 from cfel.errors import InputError
 from cfel.learning.top_k import find_largest
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
@@ -204,6 +207,90 @@ class QuantisedUpdate:
         dense.add_(values.view(-1)[: self.size], alpha=weight)
 
 
+@dataclass(frozen=True, slots=True)
+class LatticeUpdate:
+    """Pairs of entries as points of a hexagonal lattice, with one scale per bucket; dither is drawn.
+
+    Attributes:
+        size: length of the vector.
+        bits: bits per entry, sign included.
+        key: names the stream of the dither.
+        codes: int16, padded to whole buckets: each pair of entries holds a point's coordinates.
+        scales: float32, one per bucket: the distance between neighbouring points.
+    """
+
+    size: int
+    bits: int
+    key: int
+    codes: Tensor
+    scales: Tensor
+
+    @property
+    def wire_bits(self) -> int:
+        """`bits` per entry of all pairs, 32 per bucket, and the key."""
+        return self.bits * self.sent + FLOAT_BITS * self.scales.numel() + KEY_BITS
+
+    @property
+    def sent(self) -> int:
+        """How many codes are sent: a pair has two, also the last one of an odd vector."""
+        return self.size + self.size % 2
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · scale · (point − dither)."""
+        shifted = self.codes.view(-1, 2) - draw_dither(self.key, self.codes.numel())
+        values = to_plane(shifted).view(self.scales.numel(), -1) * self.scales[:, None]
+        dense.add_(values.view(-1)[: self.size], alpha=weight)
+
+
+class Factors(NamedTuple):
+    """A matrix as a sum of atoms: leftᵀ · right, at a place of the vector.
+
+    Attributes:
+        start: where its first entry is.
+        left: float32, atoms × rows.
+        right: float32, atoms × columns.
+    """
+
+    start: int
+    left: Tensor
+    right: Tensor
+
+
+BLOCK_BITS = 4 * 32
+"""Of a matrix: where it starts, its rows, its columns and its atoms."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtomicUpdate:
+    """Matrices as a few singular atoms each, and some entries of what is no matrix.
+
+    Attributes:
+        entries: of the whole vector; matrices have none.
+        blocks: the matrices, by ascending place, none on another.
+    """
+
+    entries: SparseUpdate
+    blocks: tuple[Factors, ...]
+
+    @property
+    def size(self) -> int:
+        """Length of the vector."""
+        return self.entries.size
+
+    @property
+    def wire_bits(self) -> int:
+        """The entries, and of every matrix its place, shape and factors."""
+        numbers = sum(block.left.numel() + block.right.numel() for block in self.blocks)
+        return self.entries.wire_bits + BLOCK_BITS * len(self.blocks) + FLOAT_BITS * numbers
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · all of them."""
+        self.entries.add_to(dense, weight)
+        for start, left, right in self.blocks:
+            part = dense[start : start + left.shape[1] * right.shape[1]]
+            part.add_((left.T @ right).view(-1), alpha=weight)
+
+
 def index_bits(size: int, kept: int) -> int:
     """Bits that say which `kept` of `size` entries are sent; none if all are."""
     if kept == size:
@@ -237,6 +324,58 @@ def decode(update: Update) -> Tensor:
     dense = torch.zeros(update.size)
     update.add_to(dense, 1.0)
     return dense
+
+
+def count_bits(theta: float) -> int | None:
+    """Bits per entry of a quantiser, at least 2; None for more than 16, where the update is sent as it is."""
+    count_entries(theta, 1)
+    bits = max(2, round(FLOAT_BITS * theta))
+    # Codes are int16 in memory, and above 16 bits there is little left to save.
+    return bits if bits <= 16 else None
+
+
+def fill_buckets(vector: Tensor) -> Tensor:
+    """The vector as buckets × entries; the last is filled with zeros, which do not change its scale."""
+    buckets = -(-vector.numel() // BUCKET)
+    return torch.nn.functional.pad(vector, (0, buckets * BUCKET - vector.numel())).view(buckets, BUCKET)
+
+
+# The hexagonal lattice, the best in the plane. In coordinates (a, b), a point is a·(1, 0) + b·(½, √¾).
+
+_HALF_ROOT_3 = 0.75**0.5
+
+
+def to_plane(coordinates: Tensor) -> Tensor:
+    """Points of the plane, from coordinates of the lattice; both are pairs × 2."""
+    a, b = coordinates.unbind(1)
+    return torch.stack([a + 0.5 * b, _HALF_ROOT_3 * b], dim=1)
+
+
+def to_lattice(points: Tensor) -> Tensor:
+    """Coordinates of the lattice, from points of the plane; both are pairs × 2."""
+    x, y = points.unbind(1)
+    b = y / _HALF_ROOT_3
+    return torch.stack([x - 0.5 * b, b], dim=1)
+
+
+def find_nearest(coordinates: Tensor) -> Tensor:
+    """The nearest points of the lattice: one of the four corners around, as no angle is blunt."""
+    corner = coordinates.floor()
+    a, b = (coordinates - corner).unbind(1)
+    best, least = torch.zeros_like(corner), torch.full_like(a, torch.inf)
+    for along, up in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (1.0, 1.0)):
+        # ‖(a, b)‖² = a² + ab + b² in this basis.
+        distance = (a - along).square() + (a - along) * (b - up) + (b - up).square()
+        nearer = distance < least
+        best[nearer] = torch.tensor([along, up])
+        least = torch.where(nearer, distance, least)
+    return corner + best
+
+
+def draw_dither(key: int, entries: int) -> Tensor:
+    """Uniform in a cell of the lattice, in its coordinates (pairs × 2), each from −½ to ½."""
+    draws = make_generator_from_key(key).random((entries // 2, 2), dtype=np.float32)
+    return torch.from_numpy(draws).sub_(0.5)
 
 
 def none(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001 — part of the interface
@@ -282,15 +421,11 @@ def quantise(vector: Tensor, theta: float, key: int) -> Update:
     bits = round(32·θ), at least 2; above 16 the update is sent uncompressed. The grid spans the largest
     magnitude M of each bucket of 1,024 entries, so E‖x − Q(x)‖² ≤ Σ over buckets 1024·(M/levels)²/4.
     """
-    count_entries(theta, vector.numel())
-    bits = max(2, round(FLOAT_BITS * theta))
-    # Codes are int16 in memory, and above 16 bits there is little left to save.
-    if bits > 16:
+    bits = count_bits(theta)
+    if bits is None:
         return DenseUpdate(vector.clone())
     levels = 2 ** (bits - 1) - 1
-    buckets = -(-vector.numel() // BUCKET)
-    # The last bucket is filled with zeros, which do not change its scale.
-    padded = torch.nn.functional.pad(vector, (0, buckets * BUCKET - vector.numel())).view(buckets, BUCKET)
+    padded = fill_buckets(vector)
     scales = padded.abs().amax(1).div_(levels)
     noise = make_generator_from_key(key).random(padded.shape, dtype=np.float32)
     grid = torch.where(scales[:, None] > 0, padded / scales[:, None], 0.0)
@@ -299,8 +434,122 @@ def quantise(vector: Tensor, theta: float, key: int) -> Update:
     return QuantisedUpdate(vector.numel(), bits, codes.view(-1), scales)
 
 
+def uveqfed(vector: Tensor, theta: float, key: int) -> Update:
+    """Rounds pairs of entries to a hexagonal lattice with subtractive dither (UVeQFed).
+
+    Both ends draw the same dither, a random point of a cell of the lattice: the device adds it before it
+    rounds, the edge server subtracts it. So the error does not depend on the vector: it is uniform over a
+    cell, without bias, with E‖x − Q(x)‖² = 5/36·s² per pair at a distance s between points. An entry takes
+    round(32·θ) bits, at least 2; above 16 the update is sent uncompressed.
+
+    Reference: Shlezinger, Chen, Eldar, Poor, Cui, "UVeQFed: Universal Vector Quantization for Federated
+    Learning", IEEE Transactions on Signal Processing 2020 (arXiv 2006.03262). Kept: subtractive dithered
+    lattice quantisation, in two dimensions as in its experiments. Not kept: points are sent with a fixed
+    number of bits instead of an entropy code; s follows the largest entry of each bucket of 1,024, where the
+    paper scales by the norm of the whole vector and lets rare points overload.
+    """
+    bits = count_bits(theta)
+    if bits is None:
+        return DenseUpdate(vector.clone())
+    levels = 2 ** (bits - 1) - 1
+    padded = fill_buckets(vector)
+    coordinates = to_lattice(padded.view(-1, 2)).view(padded.shape)
+    # With the dither, half a point may be added before rounding up: no point is beyond the last level.
+    scales = coordinates.abs().amax(1).div_(levels - 0.5)
+    grid = torch.where(scales[:, None] > 0, coordinates / scales[:, None], 0.0).view(-1, 2)
+    codes = find_nearest(grid + draw_dither(key, padded.numel())).clamp_(-levels - 1, levels)
+    update = LatticeUpdate(vector.numel(), bits, key, codes.to(torch.int16).view(-1), scales)
+    # What fills up the last bucket is not sent.
+    update.codes[update.sent :] = 0
+    return update
+
+
+def find_chances(magnitudes: FloatArray, count: float) -> FloatArray:
+    """Chances to be drawn, p ∝ magnitude but at most 1, that sum to `count`: ATOMO's, of least variance.
+
+    The largest get 1 where their share of the rest would be more. Magnitudes of zero get none.
+    """
+    if count >= np.count_nonzero(magnitudes):
+        return (magnitudes > 0).astype(np.float64)
+    ordered = np.sort(magnitudes)[::-1].astype(np.float64)
+    rest = np.cumsum(ordered[::-1])[::-1]
+    certain = int(np.argmax((count - np.arange(ordered.size)) * ordered <= rest))
+    return np.asarray(np.minimum(1.0, magnitudes * ((count - certain) / rest[certain])))
+
+
+def draw_atoms(chances: FloatArray, draw: float) -> IndexArray:
+    """Draws atoms with these chances, as many as they sum to, rounded up or down; ascending.
+
+    Where the sum of chances passes an integer plus `draw`, the atom is drawn.
+    """
+    marks = np.floor(np.cumsum(chances) - draw) + 1
+    return np.flatnonzero(np.diff(marks, prepend=0.0) > 0)
+
+
+def atomo(vector: Tensor, theta: float, key: int, shapes: Sequence[tuple[int, ...]] = ()) -> Update:
+    """Keeps random atoms, divided by their chances, so that nothing is lost on average (ATOMO).
+
+    The atoms of a matrix are its singular vectors, those of all else its entries. Chances follow singular
+    values or magnitudes, with a sum that makes a share θ of all numbers. θ = 1 is exact.
+
+    Reference: Wang, Sievert, Liu, Charles, Papailiopoulos, Wright, "ATOMO: Communication-efficient Learning
+    via Atomic Sparsification", NeurIPS 2018 (arXiv 1806.04090). Kept: spectral atoms of every layer, kernels
+    as outputs × rest, and chances of least variance. Not kept: atoms are drawn systematically, with the same
+    chances each and therefore the same variance, but always as many as fit, where the paper tosses a coin for
+    each; what is compressed is the update of an edge round instead of a gradient.
+
+    Args:
+        vector: as of any compressor.
+        theta: likewise.
+        key: likewise.
+        shapes: of the tensors in the vector, in order; without them all atoms are entries.
+    """
+    count_entries(theta, vector.numel())
+    if theta == 1:
+        return DenseUpdate(vector.clone())
+    draw = make_generator_from_key(key)
+    alone, blocks, start = vector.clone(), [], 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        if len(shape) > 1:
+            rows = shape[0]
+            blocks.append(_draw_spectrum(vector[start:stop].view(rows, -1), theta, draw.random(), start))
+            alone[start:stop] = 0.0
+        start = stop
+    own = vector.numel() - sum(each.left.shape[1] * each.right.shape[1] for each in blocks)
+    chances = find_chances(alone.abs().double().numpy(), theta * own)
+    drawn = draw_atoms(chances, draw.random())
+    values = alone.numpy()[drawn] / chances[drawn].astype(np.float32)
+    places = torch.from_numpy(drawn.astype(np.int32))
+    entries = SparseUpdate(vector.numel(), places, torch.from_numpy(values))
+    return AtomicUpdate(entries, tuple(blocks)) if blocks else entries
+
+
+def _draw_spectrum(matrix: Tensor, theta: float, draw: float, start: int) -> Factors:
+    """Some singular atoms of a matrix, as many as a share θ of its numbers holds on average."""
+    rows, columns = matrix.shape
+    left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
+    chances = find_chances(singular.double().numpy(), theta * rows * columns / (rows + columns))
+    drawn = draw_atoms(chances, draw)
+    values = singular[drawn] / torch.from_numpy(chances[drawn].astype(np.float32))
+    return Factors(start, left.T[drawn].contiguous(), right[drawn] * values[:, None])
+
+
+def fit_compressor(compress: Compressor, shapes: Sequence[tuple[int, ...]]) -> Compressor:
+    """The compressor for vectors made of tensors of these shapes, where it uses them."""
+    return partial(atomo, shapes=tuple(shapes)) if compress is atomo else compress
+
+
 BUILTIN: Mapping[str, Compressor] = MappingProxyType(
-    {"topk": topk, "randomk": randomk, "jl": jl, "quantise": quantise, "none": none}
+    {
+        "topk": topk,
+        "randomk": randomk,
+        "jl": jl,
+        "quantise": quantise,
+        "uveqfed": uveqfed,
+        "atomo": atomo,
+        "none": none,
+    }
 )
 
 

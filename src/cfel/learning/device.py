@@ -162,6 +162,15 @@ def _load_memory(state: DeviceState, workspace: Workspace, give_up_state: bool) 
     return memory
 
 
+def return_update(state: DeviceState, update: Update) -> DeviceState:
+    """The state of a device whose last update was not used: with error feedback it keeps the update."""
+    if state.residual is None:
+        return state
+    residual = state.residual.clone()
+    update.add_to(residual, 1.0)
+    return replace(state, residual=residual)
+
+
 def _compute_residual(difference: Tensor, update: Update, memory: Tensor | None) -> Tensor:
     """What the update leaves out; written to `memory`, a vector that is not needed any more, if given."""
     residual = difference.clone() if memory is None else memory.copy_(difference)

@@ -5,6 +5,7 @@ How they travel is up to the drivers (`simulation`, `deployment`). `roles` compu
 
 import math
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -15,10 +16,13 @@ from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel, Tensors
 from cfel.seeding import make_generator, make_key
 
+ModelOrName = TypeVar("ModelOrName")
+OtherModel = TypeVar("OtherModel")
+
 
 @dataclass(frozen=True, slots=True)
-class DeviceOrder:
-    """What an edge server asks of a device in one edge round.
+class Order(Generic[ModelOrName]):
+    """What an edge server asks of a device in one edge round; a `DeviceOrder` once it has its model.
 
     Attributes:
         seed: the experiment's.
@@ -28,8 +32,11 @@ class DeviceOrder:
         rho: share of iterations to take, or of the computing of all of them, in [0, 1].
         theta: share of a full upload, in (0, 1].
         tau: local iterations, ≥ 1.
-        model: the edge model to start from.
+        model: the edge model to start from; while an order travels, the model's name: its SHA-256, or its
+            place among the models of a Ray job.
         rate: share of `local.learning_rate` to use, ≥ 0.
+        speed: share of its full clock that the device is planned to run at, in (0, 1]; only the emulation of
+            a fleet carries it out.
     """
 
     seed: int
@@ -39,8 +46,9 @@ class DeviceOrder:
     rho: float
     theta: float
     tau: int
-    model: FlatModel
+    model: ModelOrName
     rate: float = 1.0
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.rho <= 1:
@@ -49,8 +57,20 @@ class DeviceOrder:
             raise InputError(f"theta of device {self.device}: must lie in (0, 1], got {self.theta}")
         if not 0 <= self.rate < math.inf:
             raise InputError(f"rate of device {self.device}: must be a finite number ≥ 0, got {self.rate}")
+        if not 0 < self.speed <= 1:
+            raise InputError(f"speed of device {self.device}: must lie in (0, 1], got {self.speed}")
         if self.tau < 1:
             raise InputError(f"tau of device {self.device}: must be at least 1, got {self.tau}")
+
+    @property
+    def round(self) -> tuple[int, int]:
+        """Global round and edge round, both from 0."""
+        return self.global_round, self.edge_round
+
+    def with_model(self, model: OtherModel) -> "Order[OtherModel]":
+        """The same order with its model in another form."""
+        at, asked = (self.seed, *self.round, self.device), (self.rho, self.theta, self.tau)
+        return Order(*at, *asked, model, self.rate, self.speed)
 
     def stream(self, purpose: str, *index: int) -> np.random.Generator:
         """The device's random stream in this edge round, for one purpose and, if given, one iteration."""
@@ -59,6 +79,10 @@ class DeviceOrder:
     def key(self, purpose: str, *index: int) -> int:
         """The key of the stream for one purpose and, if given, one iteration."""
         return make_key(self.seed, purpose, self.global_round, self.edge_round, self.device, *index)
+
+
+DeviceOrder = Order[FlatModel]
+"""An order that can be carried out."""
 
 
 @dataclass(frozen=True, slots=True)

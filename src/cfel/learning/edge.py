@@ -2,7 +2,8 @@
 
     update_edge_model  the next edge model: the devices' updates aggregated, then the edge server's rules
     edge_aggregate     adds the weighted mean of updates to a model: the paper's rule
-    robust_aggregate   trimmed mean, median, clipped mean: a few devices with wrong updates cannot ruin them
+    robust_aggregate   trimmed mean, median, clipped mean, Krum and others: a few devices with wrong updates
+                       cannot ruin them; or a user-defined rule over single updates
     gossip_mix         replaces each edge model by a weighted average with its neighbours' models
     mean_model         the mean over clusters
 
@@ -16,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -29,10 +30,11 @@ from cfel.learning.compressors import DenseUpdate, SampledUpdate, SparseUpdate, 
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.edge_rule import EdgeRound, EdgeRule, read_memory
 from cfel.learning.local.algorithm import LocalAlgorithm
-from cfel.learning.local.parameters import LocalParameters
-from cfel.learning.models.flat import FlatModel, Tensors
+from cfel.learning.local.parameters import LocalParameters, lower_rate
+from cfel.learning.models.flat import FlatModel, Slot, Tensors
+from cfel.learning.orthogonal import orthogonalise
 from cfel.learning.torch_state import map_in_threads
-from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, check_result, resolve
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_call, check_result, resolve
 from cfel.runlog import Checkpoint
 
 # The mean of updates, and gossip.
@@ -114,8 +116,10 @@ def gossip_mix(models: Sequence[FlatModel], mixing: FloatArray, workers: int = 0
 # Rules beside the mean, which a few devices with wrong updates cannot ruin:
 #
 #     trimmed_mean  entry by entry, without the smallest and the largest values
-#     median        entry by entry, the middle value
+#     median        entry by entry, the middle value, without weights
 #     clipped       the mean, after scaling down updates that are much longer than usual
+#
+# and those of `UPDATE_RULES`, which compare whole updates.
 
 
 def norm(values: Tensor) -> float:
@@ -188,7 +192,7 @@ class ScaledUpdate:
         self.update.add_to(dense, weight * self.factor)
 
 
-Kind = Literal["mean", "trimmed_mean", "median", "clipped"]
+SCHEDULES = ("constant", "linear", "cosine")
 BLOCK_ENTRIES = 1 << 16
 """Entries sorted at a time: memory per device grows by this much, and not by a whole model."""
 
@@ -201,12 +205,17 @@ class AggregationParameters:
     """The experiment file's `[aggregation]` section.
 
     Attributes:
-        kind: how an edge server combines updates; "mean" is the paper's.
-        trim: for `trimmed_mean`: share of the devices left out at each end, in [0, 0.5), rounded down.
-        optimiser: what an edge server makes of the mean update: "none", "momentum", "fedadam", "fedyogi", an
-            entry point's name, or "module:function".
+        kind: how an edge server combines updates: "mean" (the paper's), "trimmed_mean", "median", "clipped",
+            "krum", "geometric_median", an entry point's name, or "module:function".
+        trim: share of the devices left out, in [0, 0.5), rounded down: for `trimmed_mean` at each end, for
+            `krum` in all.
+        optimiser: what an edge server makes of the mean update: "none", "orthogonal", "momentum", "fedadam",
+            "fedyogi", an entry point's name, or "module:function".
         learning_rate: of the optimiser, > 0.
-        options: settings of this optimiser.
+        schedule: how that rate changes in the course of the run: "constant", "linear" or "cosine"; counted as
+            `local.schedule_by` says.
+        final_rate: share of the rate that `linear` and `cosine` end with, in [0, 1].
+        options: settings of this optimiser, or of a user-defined kind.
         average: share of every global round's model in an average over rounds, which is evaluated and
             exported instead of the last model, in [0, 1); 0 for none.
         clip: for `clipped`: longest update, relative to the median length (of two, the shorter), > 0.
@@ -214,27 +223,35 @@ class AggregationParameters:
             later, ≥ 1; 0 for waiting for all. In simulations only.
     """
 
-    kind: Kind = "mean"
+    kind: str = "mean"
     trim: float = 0.2
     clip: float = 2.0
     optimiser: str = "none"
     learning_rate: float = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    final_rate: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
     average: float = 0.0
     buffer: int = 0
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise InputError(unknown_name("aggregation.kind", self.kind, get_args(Kind)))
+        validation.check_text("aggregation.kind", self.kind)
         if validation.check_number("aggregation.trim", self.trim, least=0) >= 0.5:
             raise InputError(f"aggregation.trim = {self.trim}: must be less than 0.5, or no device is left")
         validation.check_number("aggregation.clip", self.clip, above=0)
         validation.check_text("aggregation.optimiser", self.optimiser)
         validation.check_number("aggregation.learning_rate", self.learning_rate, above=0)
+        if self.schedule not in SCHEDULES:
+            raise InputError(unknown_name("aggregation.schedule", self.schedule, SCHEDULES))
+        validation.check_number("aggregation.final_rate", self.final_rate, least=0, most=1)
         if not isinstance(self.options, Mapping):
             raise InputError(f"aggregation.options = {self.options!r}: must be a table")
         validation.check_number("aggregation.average", self.average, least=0, below=1)
         validation.check_whole("aggregation.buffer", self.buffer, least=0)
+
+    def find_rate(self, used: float) -> float:
+        """The share of the optimiser's learning rate that is left when a share `used` of the run is over."""
+        return lower_rate(self.schedule, self.final_rate, used)
 
 
 def aggregate(
@@ -242,6 +259,7 @@ def aggregate(
     reports: Iterable[DeviceReport],
     weights: Mapping[int, float],
     parameters: AggregationParameters,
+    rule: "UpdateRule | None" = None,
 ) -> FlatModel:
     """The new edge model by the rule that the experiment asks for; simulator and deployment both call this.
 
@@ -252,6 +270,7 @@ def aggregate(
         reports: of the devices in `weights`, by ascending id.
         weights: by device id, > 0, of the devices that take part; with none the model stays the same.
         parameters: which rule.
+        rule: the rule itself, where it is user-defined.
     """
     if not weights:
         return model
@@ -260,7 +279,7 @@ def aggregate(
     # Not collected in a list: with a million devices the reports would not fit into memory.
     if parameters.kind == "mean":
         return add_updates(model, expected, weights_of(devices, weights))
-    return robust_aggregate(model, list(expected), weights, parameters)
+    return robust_aggregate(model, list(expected), weights, parameters, rule)
 
 
 def _check_senders(reports: Iterable[DeviceReport], devices: Sequence[int]) -> Iterator[DeviceReport]:
@@ -279,17 +298,21 @@ def robust_aggregate(
     reports: Sequence[DeviceReport],
     weights: Mapping[int, float] | None,
     parameters: AggregationParameters,
+    rule: "UpdateRule | None" = None,
 ) -> FlatModel:
     """Adds what the rule makes of the updates to the edge model.
 
-    When a rule has nothing to leave out, the result has the same bits as the mean. With no report that is
-    finite the model stays the same.
+    When trimmed mean, median or clipped mean have nothing to leave out, the result has the same bits as the
+    mean. With no report that is finite the model stays the same.
     """
     for report in reports:
         check_fits(model, report)
     # Infinity times zero is not a number: no weight and no clipping would make such a report harmless.
     ordered = [each for each in sorted(reports, key=lambda report: report.device) if is_finite(each)]
     trimmed = math.floor(parameters.trim * len(ordered))
+    rule = rule or UPDATE_RULES.get(parameters.kind)
+    if rule is not None and ordered:
+        return _aggregate_by_update(model, ordered, weights, parameters, rule)
     match parameters.kind:
         case "clipped":
             return edge_aggregate(model, clip_reports(model, ordered, parameters.clip), weights)
@@ -298,7 +321,7 @@ def robust_aggregate(
                 model, ordered, weights, lambda values, each: trimmed_mean(values, each, trimmed)
             )
         case "median" if len(ordered) > 2:
-            return _aggregate_by_entry(model, ordered, weights, weighted_median)
+            return _aggregate_by_entry(model, ordered, None, lambda values, _: median(values))
     return edge_aggregate(model, ordered, weights)
 
 
@@ -311,15 +334,13 @@ def trimmed_mean(values: Tensor, weights: Tensor, trimmed: int) -> Tensor:
     return (ranked[kept] * share).sum(0) / share.sum(0)
 
 
-def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
-    """The value of each column with half the weight on either side, or the middle between two such values."""
-    ranked, order = torch.sort(values, dim=0, stable=True)
-    below = weights[order].cumsum(0)
-    half = below[-1] / 2
-    # The first places where the weight reaches half, and where it exceeds half. They differ only in a tie.
-    low = (below >= half).to(torch.int8).argmax(0, keepdim=True)
-    high = (below > half).to(torch.int8).argmax(0, keepdim=True)
-    return ((ranked.gather(0, low) + ranked.gather(0, high)) / 2)[0]
+def median(values: Tensor) -> Tensor:
+    """The middle value of each column, or the middle between the two middle values.
+
+    Every device counts once: by weights that devices report, one could choose the result.
+    """
+    ranked, last = torch.sort(values, dim=0).values, len(values) - 1
+    return (ranked[last // 2] + ranked[last - last // 2]) / 2
 
 
 def _aggregate_by_entry(
@@ -367,6 +388,118 @@ def _make_sparse_reader(indices: Tensor, values: Tensor) -> Reader:
     return read
 
 
+# Rules that compare whole updates. A user-defined one is used like those that come with cfel.
+
+
+UpdateRule: TypeAlias = Callable[[Tensor, Tensor, AggregationParameters], Tensor]
+"""(devices × entries, weight per device, parameters) → the update that the edge server applies.
+
+Devices come in the order of their ids. The entries are float32: those of the update, with zeros for what was
+not sent, and then the change of the batch-norm statistics. Weights are float64.
+"""
+
+
+def krum(updates: Tensor, weights: Tensor, parameters: AggregationParameters) -> Tensor:
+    """Multi-Krum: the mean without the ⌊trim · n⌋ updates that are farthest from their neighbours.
+
+    The distance of an update is the sum of its squared distances to the n − ⌊trim · n⌋ − 2 nearest others.
+    Blanchard et al.: Machine learning with adversaries, NIPS 2017.
+    """
+    count = len(updates)
+    wrong = math.floor(parameters.trim * count)
+    # The nearest of all is the update itself.
+    nearest = _squared_distances(updates).sort(1).values[:, 1 : max(2, count - wrong - 1)]
+    # Stable: among equals the device with the lowest id is kept.
+    kept = nearest.sum(1).argsort(stable=True)[: count - wrong]
+    return _weigh(updates, torch.zeros_like(weights).index_copy_(0, kept, weights[kept]))
+
+
+def geometric_median(updates: Tensor, weights: Tensor, _: AggregationParameters) -> Tensor:
+    """The point with the smallest sum of distances to the updates, by Weiszfeld's iteration.
+
+    Every device counts once: by weights that devices report, one could choose the result. Pillutla, Kakade,
+    Harchaoui: Robust aggregation for federated learning, IEEE Transactions on Signal Processing, 2022.
+    """
+    point = _weigh(updates, torch.ones_like(weights))
+    for _step in range(_WEISZFELD_STEPS):
+        distances = torch.stack([(row - point).norm() for row in updates])
+        # An update at the very point must not get infinite weight. Relative to the median: a wrong update
+        # could make the largest distance as large as it likes.
+        least = distances.median() * _SMOOTHING
+        # Half of the updates are at the point.
+        if not least:
+            break
+        point, before = _weigh(updates, 1 / distances.clamp(min=least)), point
+        if (point - before).norm() <= least:
+            break
+    return point
+
+
+_WEISZFELD_STEPS = 50
+_SMOOTHING = 1e-6
+"""Of distances, relative to the median; also where the iteration ends."""
+
+
+def _squared_distances(updates: Tensor) -> Tensor:
+    """Squared distance between each two updates, in float64."""
+    distances = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+    for start in range(0, updates.shape[1], BLOCK_ENTRIES):
+        block = updates[:, start : start + BLOCK_ENTRIES].double()
+        for number, row in enumerate(block):
+            distances[number] += (block - row).square().sum(1)
+    return distances
+
+
+def _weigh(updates: Tensor, weights: Tensor) -> Tensor:
+    """The weighted mean of the updates, in float64, summed by id."""
+    total = torch.zeros(updates.shape[1], dtype=torch.float64)
+    for row, share in zip(updates, (weights / weights.sum()).tolist(), strict=True):
+        if share:
+            total.add_(row, alpha=share)
+    return total
+
+
+UPDATE_RULES: Mapping[str, UpdateRule] = MappingProxyType(
+    {"krum": krum, "geometric_median": geometric_median}
+)
+_BY_ENTRY = ("mean", "trimmed_mean", "median", "clipped")
+
+
+def find_update_rule(kind: str, code: CodePolicy = BUILT_IN_ONLY) -> UpdateRule | None:
+    """The user-defined rule that `aggregation.kind` names; None for one that comes with cfel."""
+    built_in = {**dict.fromkeys(_BY_ENTRY), **dict.fromkeys(UPDATE_RULES)}
+    found = resolve("aggregation", kind, built_in, ("updates", "weights", "parameters"), code=code)
+    if found is None:
+        return None
+
+    def apply(updates: Tensor, weights: Tensor, parameters: AggregationParameters) -> Tensor:
+        made = call_part(f"aggregation {kind!r}", found, updates, weights, parameters)
+        check_result(f"aggregation {kind!r}", made, Tensor)
+        if made.shape != updates.shape[1:]:
+            raise InputError(
+                f"aggregation {kind!r} returned a tensor of shape {tuple(made.shape)}; must be "
+                f"{tuple(updates.shape[1:])}, one number per entry of an update"
+            )
+        return torch.as_tensor(made)
+
+    return apply
+
+
+def _aggregate_by_update(
+    model: FlatModel,
+    ordered: Sequence[DeviceReport],
+    weights: Mapping[int, float] | None,
+    parameters: AggregationParameters,
+    rule: UpdateRule,
+) -> FlatModel:
+    each = torch.tensor(weights_of([report.device for report in ordered], weights), dtype=torch.float64)
+    # Statistics are values and not differences: to compare them with updates, they are made differences.
+    rows = [torch.cat([decode(report.update), report.buffers - model.buffers]) for report in ordered]
+    change = rule(torch.stack(rows), each, parameters).float()
+    size = model.parameters.numel()
+    return FlatModel(model.parameters + change[:size], model.buffers + change[size:])
+
+
 # The edge model after an edge round. The mean goes through the edge server's rules: the edge half of the
 # local algorithm, then its own optimiser. What they return is added to the model.
 
@@ -375,11 +508,13 @@ def _make_sparse_reader(indices: Tensor, values: Tensor) -> Reader:
 class EdgeRules:
     """All that an edge server does with updates: aggregation, its rules in order, the average of its models.
 
-    Each rule gets what the one before it returned.
+    Each rule gets what the one before it returned, and may look at `matrices`, see `EdgeRound`.
     """
 
     rules: tuple[EdgeRule, ...] = ()
     aggregation: AggregationParameters = field(default_factory=AggregationParameters)
+    update_rule: UpdateRule | None = None
+    matrices: tuple[Slot, ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):
@@ -426,11 +561,12 @@ def build_rules(
     code: CodePolicy = BUILT_IN_ONLY,
 ) -> EdgeRules:
     """The rules of an experiment: the local algorithm's part, then the edge servers' own optimiser."""
+    update_rule = find_update_rule(parameters.kind, code)
     rules = (algorithm.edge, build_optimiser(parameters, code))
-    if rules[0] is not None and parameters.kind != "mean":
+    if rules[0] is not None and parameters.kind != "mean" and not rules[0].any_aggregate:
         what = f"local.algorithm = {local.algorithm!r}"
         raise InputError(f"{what}: needs aggregation.kind = 'mean', not {parameters.kind!r}")
-    return EdgeRules(tuple(rule for rule in rules if rule is not None), parameters)
+    return EdgeRules(tuple(rule for rule in rules if rule is not None), parameters, update_rule)
 
 
 def update_edge_model(
@@ -441,6 +577,7 @@ def update_edge_model(
     *,
     share: float,
     rate: float,
+    used: float = 0.0,
 ) -> FlatModel:
     """The new edge model; simulator and deployment both call this.
 
@@ -451,17 +588,22 @@ def update_edge_model(
         rules: what the edge server does with them.
         share: of the cluster's devices that took part.
         rate: the learning rate of the devices.
+        used: share of the run that is over.
     """
     if not rules.rules or not weights:
-        made = aggregate(model, reports, weights, rules.aggregation)
+        made = aggregate(model, reports, weights, rules.aggregation, rules.update_rule)
         return made if made is model else replace(made, memory=model.memory)
     seen = _Tally(model, weights, per_step=any(rule.per_step for rule in rules.rules))
-    made = aggregate(model, seen.watch(reports), weights, rules.aggregation)
+    made = aggregate(model, seen.watch(reports), weights, rules.aggregation, rules.update_rule)
     update = made.parameters - model.parameters
     memory = model.memory.clone()
     kept = read_memory(replace(model, memory=memory), rules.names)
     for rule in rules.rules:
-        found = EdgeRound(update, seen.per_step, seen.mean_steps, seen.active, share, rate)
+        found = EdgeRound(
+            *(update, seen.per_step, seen.mean_steps, seen.active, share, rate),
+            server_rate=rules.aggregation.find_rate(used),
+            matrices=rules.matrices,
+        )
         update = rule.change(found, {name: kept[name] for name in rule.memory})
     return FlatModel(model.parameters + update, made.buffers, memory)
 
@@ -485,6 +627,19 @@ class _Tally:
             yield report
 
 
+def orthogonal(parameters: AggregationParameters) -> EdgeRule:
+    """The mean update with every weight matrix replaced by its polar factor, at the length it had.
+
+    The step of Muon (Jordan et al., 2024), taken once per edge round by the edge server: it costs devices
+    nothing, and nothing is remembered. Biases, norms, embeddings and the last layer are added as they are.
+    """
+
+    def change(found: EdgeRound, _memory: Tensors) -> Tensor:
+        return orthogonalise(found.update, found.matrices).mul_(parameters.learning_rate * found.server_rate)
+
+    return EdgeRule(change)
+
+
 def momentum(parameters: AggregationParameters) -> EdgeRule:
     """Server momentum: m ← β₁m + Δ, x ← x + ηm, with the mean update Δ. Option: `beta1` 0.9.
 
@@ -494,7 +649,9 @@ def momentum(parameters: AggregationParameters) -> EdgeRule:
     beta = _read_option(parameters, "beta1", 0.9, below=1)
 
     def change(found: EdgeRound, memory: Tensors) -> Tensor:
-        return memory["momentum"].mul_(beta).add_(found.update) * parameters.learning_rate
+        return memory["momentum"].mul_(beta).add_(found.update) * (
+            parameters.learning_rate * found.server_rate
+        )
 
     return EdgeRule(change, memory=("momentum",))
 
@@ -525,7 +682,7 @@ def _build_adaptive(
     def change(found: EdgeRound, memory: Tensors) -> Tensor:
         mean = memory["mean_update"].lerp_(found.update, 1 - first)
         square = follow(memory["mean_square"], found.update.square(), 1 - second)
-        return mean / square.sqrt().add_(epsilon) * parameters.learning_rate
+        return mean / square.sqrt().add_(epsilon) * (parameters.learning_rate * found.server_rate)
 
     return EdgeRule(change, memory=("mean_update", "mean_square"))
 
@@ -548,9 +705,10 @@ def _read_option(
 OptimiserBuilder: TypeAlias = Callable[[AggregationParameters], EdgeRule]
 
 OPTIMISERS: Mapping[str, OptimiserBuilder] = MappingProxyType(
-    {"momentum": momentum, "fedadam": fedadam, "fedyogi": fedyogi}
+    {"orthogonal": orthogonal, "momentum": momentum, "fedadam": fedadam, "fedyogi": fedyogi}
 )
 _OPTIONS = {
+    "orthogonal": (),
     "momentum": ("beta1",),
     "fedadam": ("beta1", "beta2", "epsilon"),
     "fedyogi": ("beta1", "beta2", "epsilon"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from cfel.learning.models.flat import FlatModel, Tensors
+from cfel.learning.models.flat import FlatModel, Slot, Tensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +25,8 @@ class EdgeRound:
         active: weight of the devices that took a step, in [0, 1].
         share: of the cluster's devices that took part, in (0, 1].
         rate: the learning rate of the devices.
+        server_rate: share of the optimiser's learning rate that its schedule leaves.
+        matrices: where the weight matrices between inputs and the last layer are in the update.
     """
 
     update: Tensor
@@ -33,6 +35,8 @@ class EdgeRound:
     active: float
     share: float
     rate: float
+    server_rate: float = 1.0
+    matrices: tuple[Slot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,13 @@ class EdgeRule:
         change: (round, memory) → the change of the edge model; may change the memory in place.
         memory: names of the vectors that it remembers, zero at first.
         per_step: whether it needs `EdgeRound.update_per_step`.
+        any_aggregate: whether the update may come from any rule of `[aggregation]`, not only from the mean.
     """
 
     change: Callable[[EdgeRound, Tensors], Tensor]
     memory: tuple[str, ...] = ()
     per_step: bool = False
+    any_aggregate: bool = False
 
 
 def read_memory(model: FlatModel, names: tuple[str, ...]) -> dict[str, Tensor]:

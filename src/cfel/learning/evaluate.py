@@ -17,6 +17,7 @@ from cfel.learning.data.dataset import DataSet
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData
+from cfel.metric import ACCURACY, Metric
 from cfel.seeding import make_generator, make_key
 
 # Samples at once. Another number may change the last bits of a loss.
@@ -140,10 +141,12 @@ def _find_groups(data: DataSet) -> tuple[IntArray, IntArray] | None:
     return numbers[: len(data.train_targets)], numbers[len(data.train_targets) :]
 
 
-def summarise_devices(accuracies: FloatArray) -> DeviceAccuracy | None:
+def summarise_devices(measured: FloatArray, metric: Metric = ACCURACY) -> DeviceAccuracy | None:
     """Mean, worst tenth (at least one device) and spread of the devices that have a value; None without."""
-    values = np.sort(accuracies[np.isfinite(accuracies)])
+    values = np.sort(measured[np.isfinite(measured)])
     if not values.size:
         return None
+    if metric.better == "smaller":
+        values = values[::-1]
     worst = values[: max(1, round(0.1 * values.size))]
     return DeviceAccuracy(float(values.mean()), float(worst.mean()), float(values.std()))

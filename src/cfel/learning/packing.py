@@ -1,6 +1,6 @@
 """The wire format of updates: `pack_update` makes bytes, `unpack_update` reads them.
 
-A packed update has as many bits as its `wire_bits`, plus a short header and rounding to whole bytes. Nothing
+A packed update has as many bits as its `wire_bits`, plus short headers and rounding to whole bytes. Nothing
 is pickled, and bytes are checked before they are used. Numbers are little-endian.
 
     header           kind, d, number of values, one more field
@@ -8,6 +8,8 @@ is pickled, and bytes are checked before they are used. Numbers are little-endia
     sparse (top-k)   values, then their indices: as a bitmap or packed, whichever is shorter (`_pack_indices`)
     sampled          key, values: the receiver draws the same places from the key
     quantised        scales, codes
+    lattice          key, scales, codes
+    atomic           start, rows, columns, atoms of every matrix; all factors; entries as a sparse update
 """
 
 import struct
@@ -20,8 +22,11 @@ from cfel.errors import InputError
 from cfel.learning.compressors import (
     BUCKET,
     KEY_BITS,
+    AtomicUpdate,
     BlockRotation,
     DenseUpdate,
+    Factors,
+    LatticeUpdate,
     QuantisedUpdate,
     SampledUpdate,
     SparseUpdate,
@@ -33,7 +38,10 @@ _HEADER = struct.Struct("<B I I I")
 # Numbers unpacked at once; of any width they fill whole bytes.
 _BLOCK = 8192
 _KEY_BYTES = KEY_BITS // 8
-_DENSE, _BITMAP, _PACKED, _SAMPLED, _ROTATED, _QUANTISED = range(6)
+_DENSE, _BITMAP, _PACKED, _SAMPLED, _ROTATED, _QUANTISED, _LATTICE, _ATOMIC = range(8)
+_MATRIX = struct.Struct("<I I I I")
+_MOST_MATRICES = 10_000
+"""More than any model has; each takes time, however small it is."""
 
 
 def pack_update(update: Update) -> bytes:
@@ -51,9 +59,16 @@ def pack_update(update: Update) -> bytes:
             return header + update.key.to_bytes(_KEY_BYTES, "little") + _pack_floats(update.values)
         case QuantisedUpdate():
             header = _HEADER.pack(_QUANTISED, update.size, update.scales.numel(), update.bits)
-            # Bits hold no sign, so codes are shifted to 0 … 2^bits − 1.
-            offset = update.codes[: update.size].numpy().astype(np.int64) + 2 ** (update.bits - 1)
-            return header + _pack_floats(update.scales) + _pack_bits(offset, update.bits)
+            return header + _pack_floats(update.scales) + _pack_codes(update.codes, update.size, update.bits)
+        case LatticeUpdate():
+            header = _HEADER.pack(_LATTICE, update.size, update.scales.numel(), update.bits)
+            codes = _pack_codes(update.codes, update.sent, update.bits)
+            return header + update.key.to_bytes(_KEY_BYTES, "little") + _pack_floats(update.scales) + codes
+        case AtomicUpdate():
+            shapes = [_MATRIX.pack(each.start, *_shape_of(each)) for each in update.blocks]
+            factors = [_pack_floats(part) for each in update.blocks for part in (each.left, each.right)]
+            header = _HEADER.pack(_ATOMIC, update.size, len(update.blocks), 0)
+            return b"".join((header, *shapes, *factors, pack_update(update.entries)))
     raise InputError(f"update: a {type(update).__name__} has no form on the wire")
 
 
@@ -79,7 +94,7 @@ def unpack_update(content: bytes | bytearray | memoryview, expected_size: int | 
 
 def _unpack_body(kind: int, size: int, count: int, extra: int, body: memoryview) -> Update:
     # Each update has one form only: fields without a meaning are 0.
-    if kind != _QUANTISED and (extra or (kind == _DENSE and count != size)):
+    if kind not in (_QUANTISED, _LATTICE) and (extra or (kind == _DENSE and count != size)):
         raise InputError(f"update: {count} values of {size} entries, {extra}")
     if kind == _DENSE:
         return DenseUpdate(_unpack_floats(body, size))
@@ -87,16 +102,19 @@ def _unpack_body(kind: int, size: int, count: int, extra: int, body: memoryview)
         indices = _unpack_indices(kind, size, count, body[4 * count :])
         return SparseUpdate(size, torch.from_numpy(indices), _unpack_floats(body[: 4 * count], count))
     if kind in (_SAMPLED, _ROTATED):
-        if len(body) < _KEY_BYTES:
-            raise InputError(f"update: a key of {len(body)} bytes")
-        key = int.from_bytes(body[:_KEY_BYTES], "little")
+        key = _unpack_key(body)
         rotation = BlockRotation(size, key) if kind == _ROTATED else None
         # Otherwise drawing the places would fail where the update is used.
         if count > (size if rotation is None else rotation.padded):
             raise InputError(f"update: {count} values of {size} entries")
         return SampledUpdate(size, key, _unpack_floats(body[_KEY_BYTES:], count), rotation)
-    if kind == _QUANTISED and 2 <= extra <= 16 and count > 0:
-        return _unpack_quantised(size, count, extra, body)
+    if kind in (_QUANTISED, _LATTICE) and 2 <= extra <= 16 and count > 0:
+        if kind == _QUANTISED:
+            return QuantisedUpdate(size, extra, *_unpack_codes(size, count, extra, body, size))
+        key, sent = _unpack_key(body), size + size % 2
+        return LatticeUpdate(size, extra, key, *_unpack_codes(size, count, extra, body[_KEY_BYTES:], sent))
+    if kind == _ATOMIC:
+        return _unpack_atoms(size, count, body)
     raise InputError(f"update: unknown kind {kind}")
 
 
@@ -129,12 +147,53 @@ def _unpack_indices(kind: int, size: int, count: int, body: memoryview) -> Int32
     return found
 
 
-def _unpack_quantised(size: int, buckets: int, bits: int, body: memoryview) -> QuantisedUpdate:
+def _unpack_key(body: memoryview) -> int:
+    if len(body) < _KEY_BYTES:
+        raise InputError(f"update: a key of {len(body)} bytes")
+    return int.from_bytes(body[:_KEY_BYTES], "little")
+
+
+def _pack_codes(codes: torch.Tensor, sent: int, bits: int) -> bytes:
+    # Bits hold no sign, so codes are shifted to 0 … 2^bits − 1.
+    return _pack_bits(codes[:sent].numpy().astype(np.int64) + 2 ** (bits - 1), bits)
+
+
+def _unpack_codes(
+    size: int, buckets: int, bits: int, body: memoryview, sent: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes, filled up to whole buckets, and the scales."""
     if buckets != -(-size // BUCKET):
         raise InputError(f"update: {buckets} buckets for {size} entries")
     codes = np.zeros(buckets * BUCKET, dtype=np.int16)
-    codes[:size] = _unpack_bits(body[4 * buckets :], size, bits) - 2 ** (bits - 1)
-    return QuantisedUpdate(size, bits, torch.from_numpy(codes), _unpack_floats(body[: 4 * buckets], buckets))
+    codes[:sent] = _unpack_bits(body[4 * buckets :], sent, bits) - 2 ** (bits - 1)
+    return torch.from_numpy(codes), _unpack_floats(body[: 4 * buckets], buckets)
+
+
+def _shape_of(block: Factors) -> tuple[int, int, int]:
+    """Rows, columns and atoms."""
+    return block.left.shape[1], block.right.shape[1], block.left.shape[0]
+
+
+def _unpack_atoms(size: int, count: int, body: memoryview) -> AtomicUpdate:
+    if not 0 < count <= _MOST_MATRICES:
+        raise InputError(f"update: {count} matrices")
+    rest, blocks, free = body[_MATRIX.size * count :], [], 0
+    for start, rows, columns, atoms in _MATRIX.iter_unpack(body[: _MATRIX.size * count]):
+        # In order and apart: a matrix on another would count its entries twice.
+        if start < free or start + rows * columns > size or atoms > min(rows, columns):
+            raise InputError(f"update: {atoms} atoms of {rows} × {columns} at {start} of {size} entries")
+        free = start + rows * columns
+        left, right = 4 * atoms * rows, 4 * atoms * columns
+        values = [
+            _unpack_floats(rest[:left], atoms * rows),
+            _unpack_floats(rest[left : left + right], atoms * columns),
+        ]
+        blocks.append(Factors(start, values[0].view(atoms, rows), values[1].view(atoms, columns)))
+        rest = rest[left + right :]
+    entries = unpack_update(rest, size)
+    if not isinstance(entries, SparseUpdate) or len(blocks) != count:
+        raise InputError(f"update: {len(blocks)} of {count} matrices, and a {type(entries).__name__}")
+    return AtomicUpdate(entries, tuple(blocks))
 
 
 def _index_width(size: int) -> int:

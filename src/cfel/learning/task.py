@@ -22,6 +22,7 @@ from cfel.learning.data.images import Augmentation
 from cfel.learning.models.builders import ModelBuilder
 from cfel.learning.models.flat import FlatModel, FlatModule, observe_behaviour
 from cfel.learning.torch_state import seed_generator
+from cfel.metric import Metric, describe_metric
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
 from cfel.seeding import make_key
 
@@ -106,6 +107,10 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).to(torch.float32)
 
 
+ACCURACY_METRIC = Metric(function=accuracy)
+"""Accuracy as the metric of a task."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """What is learned.
@@ -114,21 +119,28 @@ class Task:
         data: training and test samples.
         model: builds the module from (input shape, classes).
         loss: per sample, differentiable.
-        metric: per sample; reports call its mean accuracy, so larger must be better.
+        metric: per sample; a `Metric` says its name, its unit and which direction is better. Of a plain
+            function larger is better, and it has no unit.
         augment: changes a training batch, or None.
         seed: of the module's first values; an experiment sets its own seed.
-        metrics: further metrics by their own names, per sample; only recorded, so smaller may be better.
+        metrics: further metrics by their own names, per sample, likewise; they are only recorded.
         personal: patterns of the names of tensors that stay on devices; an experiment may set its own.
     """
 
     data: DataSet
     model: ModelBuilder
     loss: PerSample = cross_entropy
-    metric: PerSample = accuracy
+    metric: PerSample = ACCURACY_METRIC
     augment: Augmentation | None = None
     seed: int = 0
     personal: tuple[str, ...] = ()
     metrics: Mapping[str, PerSample] = field(default_factory=dict)
+
+    @property
+    def described_metrics(self) -> tuple[Metric, ...]:
+        """Name, unit and direction of the metric, then of the further ones under their own names."""
+        own = (replace(describe_metric(each), name=name) for name, each in self.metrics.items())
+        return tuple(replace(each, function=None) for each in (describe_metric(self.metric), *own))
 
     def build(self, device: torch.device | str = "cpu") -> FlatModule:
         """Builds a module of this task with its first values; a function of the task alone."""

@@ -11,12 +11,12 @@ from cfel.extras import import_on_use
 if TYPE_CHECKING:
     from cfel.report.load import Run, load_run, load_runs
     from cfel.report.page import write_report
-    from cfel.report.pictures import export_figures
+    from cfel.report.pictures import export_results
     from cfel.report.summary import summarise, write_summary
 
 __all__ = [
     "Run",
-    "export_figures",
+    "export_results",
     "load_run",
     "load_runs",
     "summarise",
@@ -26,7 +26,7 @@ __all__ = [
 
 _MODULES = {
     "Run": "load",
-    "export_figures": "pictures",
+    "export_results": "pictures",
     "load_run": "load",
     "load_runs": "load",
     "summarise": "summary",

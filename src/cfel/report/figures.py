@@ -1,7 +1,7 @@
 """What a report draws: curves over time, energy and rounds, plans of devices, the backhaul, and sweeps.
 
-A curve is one line per scheme. Seeds are combined round by round: the line shows the mean, its band reaches
-from the smallest to the largest value.
+A curve is one line per scheme. Seeds are combined round by round: the line shows the mean, its band the 95 %
+confidence interval of the mean, the same as in the table. Times and energies are realised.
 """
 
 from collections import Counter
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import (
-    EngFormatter,
     FuncFormatter,
     LogLocator,
     MaxNLocator,
@@ -22,9 +21,10 @@ from matplotlib.ticker import (
 )
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.report.load import Run, name_setting
+from cfel.metric import Metric
+from cfel.report.load import Run, name_setting, name_value
 from cfel.report.style import GRID, INK, MUTED, SURFACE, Drawing, SchemeStyle, assign_styles, new_figure
-from cfel.report.summary import measure
+from cfel.report.summary import confidence_half_width, find_quality_within_budgets, measure
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord
 from cfel.wording import plural
 
@@ -47,18 +47,38 @@ MAX_PLAIN_SPAN = 100.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The line of one scheme: means over its seeds, and the smallest and largest y."""
+    """The line of one scheme: means over its seeds, and the ends of their 95 % intervals.
+
+    Attributes:
+        style: of the scheme.
+        x, y: the line.
+        low, high: the band; the line itself with one seed.
+        least, most: the smallest and the largest y of all seeds, which the axes make room for. With two or
+            three seeds the band is often far wider, and is cut off there.
+        seeds: how many.
+    """
 
     style: SchemeStyle
     x: FloatArray
     y: FloatArray
     low: FloatArray
     high: FloatArray
+    least: float
+    most: float
     seeds: int
 
 
-RANGE = ("mean", "least", "most", "seeds")
-"""Columns of what a curve shows over seeds."""
+RANGE = ("mean", "low", "high", "seeds")
+"""Columns of what a curve shows over seeds: the mean and the ends of its 95 % interval."""
+
+
+def make_curve(style: SchemeStyle, x: FloatArray, seeds: FloatArray) -> Curve:
+    """A curve of y values with one row per seed."""
+    mean = seeds.mean(axis=0)
+    half = np.array([confidence_half_width(column) or 0.0 for column in seeds.T.tolist()])
+    return Curve(
+        style, x, mean, mean - half, mean + half, float(seeds.min()), float(seeds.max()), seeds.shape[0]
+    )
 
 
 def tabulate_curves(curves: Sequence[Curve], *cells: object) -> list[tuple[object, ...]]:
@@ -79,7 +99,7 @@ def build_curve(style: SchemeStyle, runs: Sequence[Run], x: Value, y: Value) -> 
         return None
     table = np.array([[seed[number] for number in rounds] for seed in points])
     xs, ys = table[..., 0], table[..., 1]
-    return Curve(style, xs.mean(axis=0), ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0), len(runs))
+    return make_curve(style, xs.mean(axis=0), ys)
 
 
 def _collect_points(run: Run, x: Value, y: Value) -> dict[int, tuple[float, float]]:
@@ -154,14 +174,15 @@ def draw_accuracy(
     curves = _build_curves(groups, styles, x, lambda record, _: record.accuracy)
     if not curves:
         return None
+    metric = next(run for runs in groups.values() for run in runs).fleet.metrics[0]
     figure, (axes,) = new_figure(1, 3.5)
     if target is not None:
         axes.axhline(target, color=MUTED, linewidth=1.0, linestyle=(0, (2, 2)))
         # Inside the panel it would hide the ends of lines.
-        axes.set_title(f"dotted: target {target:g}", color=MUTED)
+        axes.set_title(f"dotted: target {metric.format_target(target)}", color=MUTED)
     axes.margins(x=0.01)
     _set_limits(axes, curves, target, right)
-    axes.set_ylabel("accuracy")
+    _label_metric(axes, metric)
     _format_x_axis(axes, x_label)
     draw_curves(axes, curves)
     return Drawing(figure, ("line", x_label, *RANGE), tabulate_curves(curves))
@@ -169,7 +190,7 @@ def draw_accuracy(
 
 def _set_limits(axes: Axes, curves: Sequence[Curve], target: float | None, right: float = 0.0) -> None:
     """Sets both axes. Must happen before names are placed, as their heights depend on it."""
-    values = np.concatenate([part for line in curves for part in (line.low, line.high)])
+    values = np.array([end for line in curves for end in (line.least, line.most)])
     values = np.append(values, target) if target is not None else values
     room = 0.05 * float(np.ptp(values)) or 0.05
     axes.set_ylim(float(values.min()) - room, float(values.max()) + room)
@@ -182,8 +203,27 @@ def _format_x_axis(axes: Axes, label: str) -> None:
     if label == "global round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        high = axes.get_xlim()[1]
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write_tick(value, high)))
         axes.xaxis.set_major_locator(MaxNLocator(6))
+
+
+def _label_metric(axes: Axes, metric: Metric) -> None:
+    """Names the y axis after a metric, with its unit."""
+    axes.set_ylabel(metric.title, parse_math=False)
+    if metric.unit == "%":
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}"))
+
+
+def write_tick(value: float, high: float) -> str:
+    """A tick of an axis that ends at `high`: 0.06, 1,600, 60k, 60M; the letter is the same for all ticks.
+
+    Thousandths have none: "60m" could be minutes or metres.
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if high >= 10 * size:
+            return f"{value / size:g}{letter if value else ''}"
+    return f"{value:,.10g}"
 
 
 def _build_curves(groups: Groups, styles: Styles, x: Value, y: Value) -> list[Curve]:
@@ -210,7 +250,7 @@ def draw_budget(groups: Groups, styles: Styles) -> Drawing | None:
 
 def _find_share_left(name: str, record: RoundRecord, run: Run) -> float | None:
     budget = getattr(run.fleet, f"{name}_budget")
-    return 1.0 - getattr(record, name) / budget if budget else None
+    return 1.0 - getattr(record, f"{name}_realised") / budget if budget else None
 
 
 def _draw_over_rounds(
@@ -258,7 +298,7 @@ def draw_estimates(groups: Groups, styles: Styles) -> Drawing | None:
         axes.set_title(title)
         axes.set_yscale("log")
         axes.grid(visible=True, which="minor", color=GRID, linewidth=0.3)
-        low, high = min(line.low.min() for line in curves), max(line.high.max() for line in curves)
+        low, high = min(line.least for line in curves), max(line.most for line in curves)
         # Room above and below, in the proportions of a logarithmic axis.
         axes.set_ylim(low / 1.25, high * 1.25)
         _use_plain_labels(axes, high / low)
@@ -457,9 +497,11 @@ Found = dict[str, dict[Any, list[float]]]
 """What was measured: by line, by value of the key, one number per seed."""
 
 
-def draw_accuracy_by_key(runs: Sequence[Run], key: str) -> Drawing | None:
-    """Draws the final accuracy; see `draw_by_key`."""
-    return draw_by_key(runs, key, {"final accuracy": partial(_measure, "final_accuracy", None)})
+def draw_quality_by_key(runs: Sequence[Run], key: str) -> Drawing | None:
+    """Draws the quality within the budgets; see `draw_by_key`."""
+    metric = runs[0].fleet.metrics[0]
+    value = partial(_measure, "quality_within_budgets", None)
+    return draw_by_key(runs, key, {f"{metric.name} within the budgets": value}, metric)
 
 
 def draw_costs_by_key(runs: Sequence[Run], key: str, target: float | None) -> Drawing | None:
@@ -472,10 +514,13 @@ def _measure(name: str, target: float | None, run: Run) -> float | None:
     return measure(run, target)[name]
 
 
-def draw_by_key(runs: Sequence[Run], key: str, panels: dict[str, Measured]) -> Drawing | None:
+def draw_by_key(
+    runs: Sequence[Run], key: str, panels: dict[str, Measured], metric: Metric | None = None
+) -> Drawing | None:
     """Draws one line per combination of the other keys; None if the key has one value, or none is measured.
 
-    Values are drawn at equal distances, in the order of the sweep: numbers of any scale, or names.
+    Values are drawn at equal distances, in the order of the sweep. Numbers are joined by lines; between names
+    there is nothing to join. `metric` names the y axis.
     """
     values = list(dict.fromkeys(run.setting[key] for run in runs))
     styles = assign_styles(tuple(dict.fromkeys(_name_line(run, key) for run in choose_lines(runs))))
@@ -488,7 +533,9 @@ def draw_by_key(runs: Sequence[Run], key: str, panels: dict[str, Measured]) -> D
     figure, all_axes = new_figure(len(drawn), 3.5 if len(drawn) == 1 else 2.6)
     for axes, (title, curves) in zip(all_axes, drawn.items(), strict=True):
         axes.set_title(title)
-        _draw_lines(axes, curves, values)
+        _draw_lines(axes, curves, [name_value(key, value) for value in values])
+        if metric is not None:
+            _label_metric(axes, metric)
     all_axes[-1].set_xlabel(key, parse_math=False)
     rows = [row for title, curves in drawn.items() for row in tabulate_curves(curves, title)]
     named = [(title, line, values[round(float(place))], *rest) for title, line, place, *rest in rows]  # type: ignore[arg-type]
@@ -496,18 +543,20 @@ def draw_by_key(runs: Sequence[Run], key: str, panels: dict[str, Measured]) -> D
 
 
 def choose_lines(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """The runs of the settings with the best final accuracy, at most `MAX_LINES`, in the order given."""
+    """The runs of the settings with the best quality in the budgets, at most `MAX_LINES`, in their order."""
     best: dict[str, float] = {}
     for run in runs:
-        accuracy = measure(run, None)["final_accuracy"]
-        best[run.scheme] = max(best.get(run.scheme, -1.0), -1.0 if accuracy is None else accuracy)
-    kept = sorted(best, key=lambda name: -best[name])[:MAX_LINES]
+        quality = find_quality_within_budgets(run)
+        rank = np.inf if quality is None else run.fleet.metrics[0].sort_key(quality)
+        best[run.scheme] = min(best.get(run.scheme, np.inf), rank)
+    kept = sorted(best, key=best.__getitem__)[:MAX_LINES]
     return tuple(run for run in runs if run.scheme in kept)
 
 
 def _name_line(run: Run, key: str) -> str:
     """The values of the other keys."""
-    return name_setting({name: value for name, value in run.setting.items() if name != key}) or "all"
+    others = {name: name_value(name, value) for name, value in run.setting.items() if name != key}
+    return name_setting(others) or "all"
 
 
 def _collect(runs: Sequence[Run], key: str, value: Measured) -> Found:
@@ -528,22 +577,36 @@ def _build_lines(found: Found, values: Sequence[Any], styles: dict[str, SchemeSt
     for name, by_value in found.items():
         there = [(place, by_value[value]) for place, value in enumerate(values) if value in by_value]
         if there and name in styles:
-            mean, least, most = (
-                np.array([function(seeds) for _, seeds in there], dtype=float)
-                for function in (np.mean, min, max)
-            )
+            fewest = min(len(seeds) for _, seeds in there)
             places = np.array([float(place) for place, _ in there])
-            curves.append(Curve(styles[name], places, mean, least, most, len(there[0][1])))
+            curves.append(
+                make_curve(styles[name], places, np.array([seeds[:fewest] for _, seeds in there]).T)
+            )
     return curves
 
 
 def _draw_lines(axes: Axes, curves: Sequence[Curve], values: Sequence[Any]) -> None:
     axes.set_xticks(range(len(values)), [str(value) for value in values], parse_math=False)
     axes.set_xlim(-0.2, len(values) - 0.8)
-    ends = np.concatenate([part for curve in curves for part in (curve.low, curve.high)])
+    ends = np.array([end for curve in curves for end in (curve.least, curve.most)])
     room = 0.05 * float(np.ptp(ends)) or 0.05 * max(abs(float(ends.max())), 1.0)
     # Before the lines are named, as the places of names depend on it.
     axes.set_ylim(float(ends.min()) - room, float(ends.max()) + room)
-    draw_curves(axes, curves, named=len(curves) > 1)
-    for curve in curves:
-        axes.plot(curve.x, curve.y, color=curve.style.colour, marker=curve.style.marker, linestyle="none")
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    if numbers:
+        draw_curves(axes, curves, named=len(curves) > 1)
+    for place, curve in enumerate(curves):
+        # Points of different lines beside each other, so that their intervals can be told apart.
+        shift = 0.0 if numbers else 0.06 * (place - (len(curves) - 1) / 2)
+        half, style = curve.y - curve.low, curve.style
+        axes.errorbar(
+            curve.x + shift,
+            curve.y,
+            None if numbers and len(half) > 1 else half,
+            color=style.colour,
+            marker=style.marker,
+            linestyle="none",
+            label=style.label,
+        )
+    if not numbers and len(curves) > 1:
+        axes.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -34,8 +34,10 @@ from cfel.durable import (
     translate_parse_errors,
 )
 from cfel.errors import InputError, RunDirectoryError
+from cfel.metric import ACCURACY, Metric
 from cfel.plugins import name_variants
 from cfel.runlog import Environment, FleetDescription, RoundRecord, RunDirectory, RunWriter
+from cfel.runlog.directory import list_metrics
 from cfel.validation import check_unpacked_size, parse_json, parse_toml
 from cfel.wording import show
 
@@ -122,11 +124,7 @@ def read_study(study: Path, within: str = "") -> tuple[LandedRun, ...]:
             LandedRun(
                 place=row["run"],
                 experiment=_merge(common, row["experiment"]),
-                fleet=FleetDescription(
-                    **document["fleets"][row["fleet"]],
-                    seconds_budget=row["seconds_budget"],
-                    joules_budget=row["joules_budget"],
-                ),
+                fleet=_parse_fleet(document["fleets"][row["fleet"]], row),
                 environment=_parse_environment(_merge(document["environment"], row["environment"])),
                 records=tuple(records[row["run"]]),
             )
@@ -288,7 +286,15 @@ def _format_line(value: object) -> str:
 
 
 def _describe_fleet(fleet: FleetDescription) -> Table:
-    return {name: getattr(fleet, name) for name in ("cluster", "edges", "mixing")}
+    described = {name: getattr(fleet, name) for name in ("cluster", "edges", "mixing")}
+    own = fleet.metrics != (ACCURACY,)
+    return described | ({"metrics": list_metrics(fleet.metrics)} if own else {})
+
+
+def _parse_fleet(fleet: Table, row: Table) -> FleetDescription:
+    metrics = tuple(Metric(**each) for each in fleet.get("metrics", ())) or (ACCURACY,)
+    budgets = {name: row[name] for name in ("seconds_budget", "joules_budget")}
+    return FleetDescription(**{**fleet, **budgets, "metrics": metrics})
 
 
 def _describe_environment(environment: Environment) -> Table:

@@ -5,8 +5,9 @@ directory names are only for people: scheme, seed and target come from each `exp
 (`landed`) has the same runs under the same paths, `STUDY/<scheme>/seed-<n>`, though these do not exist.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,29 @@ from cfel.runlog import Environment, FleetDescription, RoundRecord, RunDirectory
 from cfel.validation import parse_json, parse_toml
 from cfel.wording import show
 
-_ORDER = ("hcef-plus", "hcef", "cef", "cef-c", "cef-f", "mll-sgd")
+_LABELS = {  # as the papers write them
+    "hcef_plus": "HCEF+",
+    "hcef": "HCEF",
+    "cef": "CEF",
+    "cef_c": "CEF-C",
+    "cef_f": "CEF-F",
+    "mll_sgd": "MLL-SGD",
+    "fedavg": "FedAvg",
+    "hier_fedavg": "Hier-FedAvg",
+    "p_fedavg": "P-FedAvg",
+    "sd_feel": "SD-FEEL",
+    "matcha": "MATCHA",
+    "oort": "Oort",
+    "anycost": "AnycostFL",
+    "fedluck": "FedLuck",
+    "nori": "Nori",
+    "static": "Static",
+}
 _MAX_SEED = 2**128
 SWEEP_FILE = "sweep.json"
 """Says which values each run of a sweep has; `cfel sweep` writes it."""
+COMPARISON_FILE = "comparison.json"
+"""Says which row each run of a comparison belongs to, and the baseline; `cfel compare` writes it."""
 
 _DEPTHS = ("*/rounds.jsonl", "*/*/rounds.jsonl")
 
@@ -36,7 +56,7 @@ class Run:
     Attributes:
         directory: the run directory; figures read plan tables from it on demand.
         name: name of the experiment.
-        scheme: name of the scheme.
+        scheme: name of the scheme, or of the row of a comparison or sweep that the run belongs to.
         seed: seed of the run.
         target: accuracy to reach, or None.
         records: one per round.
@@ -129,9 +149,9 @@ def _build_run(
 
 
 def load_runs(path: Path) -> tuple[Run, ...]:
-    """Loads all runs in `path`, sorted by scheme and seed: `path` itself, or up to two levels below it.
+    """Loads all runs in `path`: `path` itself, or up to two levels below it.
 
-    Those of a sweep keep its order.
+    Those of a sweep or a comparison keep its order; others are sorted by scheme and seed.
 
     Raises:
         RunDirectoryError: there is no run, one cannot be read, or two have the same scheme and seed.
@@ -141,21 +161,44 @@ def load_runs(path: Path) -> tuple[Run, ...]:
     found = load_all(path)
     if not found:
         raise RunDirectoryError(f"{path} holds no run, and neither do the directories below it")
+    rows = read_rows(path)
     runs: dict[tuple[str, int], Run] = {}
-    for run in found:
+    for loaded in found:
+        run = replace(loaded, scheme=rows.get(loaded.directory.path, loaded.scheme))
         # Two runs of the same scheme and seed would count twice in every mean.
         other = runs.setdefault((run.scheme, run.seed), run)
         if other is not run:
             both = f"{other.directory.path} and {run.directory.path}"
             raise RunDirectoryError(f"two runs of {run.scheme} with seed {run.seed}: {both}")
-    return tuple(runs[key] for key in sorted(runs, key=_sort_key))
+    order = list(dict.fromkeys(rows.values()))
+    return tuple(runs[key] for key in sorted(runs, key=partial(_sort_key, order)))
+
+
+def read_rows(path: Path) -> dict[Path, str]:
+    """The row that each run of a comparison belongs to, in its order; empty for any other directory."""
+    return {path / each["directory"]: str(each["row"]) for each in _read_comparison(path).get("runs", ())}
+
+
+def find_baseline(path: Path) -> str | None:
+    """The row that a comparison is compared with, if it has one."""
+    baseline = _read_comparison(path).get("baseline")
+    return None if baseline is None else str(baseline)
+
+
+def _read_comparison(path: Path) -> dict[str, Any]:
+    file = path / COMPARISON_FILE
+    if not file.exists():
+        return {}
+    with translate_parse_errors(file):
+        document = parse_json(read_bytes(file).decode())
+        return {"baseline": document["baseline"], "runs": [dict(each) for each in document["runs"]]}
 
 
 def _load_sweep(path: Path) -> tuple[Run, ...]:
     """The runs of a sweep that have started, in its order, each with its setting in place of its scheme."""
     with translate_parse_errors(path / SWEEP_FILE):
         rows = parse_json(read_bytes(path / SWEEP_FILE).decode())["runs"]
-        listed = [(dict(row["values"]), path / str(row["directory"])) for row in rows]
+        listed = [(_read_setting(row["values"]), _find_inside(path, row["directory"])) for row in rows]
     runs = tuple(
         replace(load_run(directory), scheme=name_setting(values), setting=values)
         for values, directory in listed
@@ -166,16 +209,54 @@ def _load_sweep(path: Path) -> tuple[Run, ...]:
     return runs
 
 
+def _read_setting(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a run of a sweep, by key, without control characters: they become its name on pages."""
+    for key, value in values.items():
+        validation.check_text("values", key)
+        if isinstance(value, str) and value:
+            validation.check_text(f"values.{key}", value)
+    return dict(values)
+
+
+def _find_inside(path: Path, name: object) -> Path:
+    """A directory below `path`."""
+    place = Path(validation.check_text("directory", name))
+    if place.is_absolute() or ".." in place.parts:
+        raise InputError(f"directory = {show(name)}: must lie in the sweep's own directory")
+    return path / place
+
+
 def name_setting(values: Mapping[str, Any]) -> str:
     """A setting in words, as in "rounds.edge=2,scheme=cef"."""
     return ",".join(f"{key}={value}" for key, value in values.items())
 
 
-def _sort_key(key: tuple[str, int]) -> tuple[int, str, int]:
-    """The known schemes first, then others by name; seeds in ascending order."""
-    scheme, seed = key
-    known = scheme.lower().replace("_", "-")
-    return (_ORDER.index(known) if known in _ORDER else len(_ORDER), scheme, seed)
+def name_scheme(row: str) -> str:
+    """A row as people read it: "HCEF+, small batches" for "hcef_plus+small_batches"; own names unchanged."""
+    name, *variants = row.split("+")
+    known = _LABELS.get(name.lower().replace("-", "_"))
+    return row if known is None else ", ".join([known, *(each.replace("_", " ") for each in variants)])
+
+
+def list_settings(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
+    """The values of each setting of a sweep, as people read them, by its row; empty for other runs."""
+    return {
+        run.scheme: {key: name_value(key, value) for key, value in run.setting.items()}
+        for run in runs
+        if run.setting
+    }
+
+
+def name_value(key: str, value: Any) -> Any:  # noqa: ANN401 — of any key
+    """A value of a key of a sweep; that of a scheme as `name_scheme` writes it."""
+    return name_scheme(str(value)) if key in ("scheme", "scheme.name") else value
+
+
+def _sort_key(order: Sequence[str], key: tuple[str, int]) -> tuple[int, int, str, int]:
+    """Rows in the order given, then known schemes, then others by name; seeds in ascending order."""
+    row, seed = key
+    known = [*_LABELS].index(row) if row in _LABELS else len(_LABELS)
+    return (order.index(row) if row in order else len(order), known, row, seed)
 
 
 def group_by_scheme(runs: tuple[Run, ...]) -> dict[str, tuple[Run, ...]]:

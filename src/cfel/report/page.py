@@ -8,30 +8,25 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from cfel.durable import replace_file
-from cfel.report.load import Run, find_target, group_by_scheme, load_runs
+from cfel.metric import Metric
+from cfel.report.load import Run, find_baseline, find_target, group_by_scheme, list_settings, load_runs
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import SchemeStyle, assign_styles, css_variable, list_colours
-from cfel.report.summary import describe_overruns, summarise
-from cfel.wording import plural
+from cfel.report.summary import describe_overruns, find_interval, read_metric, summarise
+from cfel.report.table import NO_SETTINGS, Settings, build_table
+from cfel.wording import NOTHING, format_bytes, format_gain, format_joules, format_seconds, plural
 
-Settings = Mapping[str, Mapping[str, Any]]
-"""The values of each setting of a sweep, by key; the settings have the same keys."""
-
-NO_SETTINGS: Settings = MappingProxyType({})
-"""For runs that are not a sweep."""
-
-_NOTHING = "–"
-_NO_BREAK = "\N{NO-BREAK SPACE}"
 _DEVICES_FOOTNOTE = (
-    " Devices: accuracy on test samples like their own (simulation.device_accuracy), mean, mean of the worst "
-    "tenth, and standard deviation."
+    " Devices: on test samples like their own (simulation.device_accuracy), mean, mean of the worst tenth, "
+    "and standard deviation."
 )
 _OWN_MODELS_FOOTNOTE = " Own models: the same of models that devices keep to themselves."
 _MOST_OVERRUNS = 8
+# A longer table scrolls in its card.
+_MOST_ROWS = 20
 
 
 def write_report(path: Path, target: float | None = None) -> Path:
@@ -47,7 +42,8 @@ def write_report(path: Path, target: float | None = None) -> Path:
     pictures = draw_pictures(runs, target)
     write_pictures(path / "figures", pictures)
     page = path / "report.html"
-    replace_file(page, render_page(runs, summarise(runs, target), pictures).encode())
+    summary = summarise(runs, target, find_baseline(path))
+    replace_file(page, render_page(runs, summary, pictures).encode())
     return page
 
 
@@ -55,10 +51,8 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
     """The page as HTML."""
     groups = group_by_scheme(runs)
     styles = assign_styles(tuple(groups))
-    settings = {run.scheme: run.setting for run in runs if run.setting}
-    headline = compose_headline(summary, styles)
-    if settings:
-        headline = f"{name_most_accurate(summary, styles)} {headline}".strip()
+    settings = list_settings(runs)
+    table = build_table(summary, settings)
     # Figures that compare schemes come first, figures of one scheme after them.
     shared = [picture for picture in pictures if not picture.about]
     single = [picture for picture in pictures if picture.about]
@@ -66,14 +60,14 @@ def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tup
         runs[0].name,
         "cfel report",
         f'<p class="muted">{escape(_render_subtitle(runs, summary["target"]))}</p>'
-        f'<p class="headline">{escape(headline)}</p>'
-        f'<div class="card">{render_summary_table(summary, styles, settings)}</div>'
-        f'<p class="muted">{escape(_render_footnote(runs, summary))}</p>'
+        f'<p class="headline">{escape(compose_headline(summary))}</p>'
+        f"{_render_card(render_summary_table(summary, styles, settings))}"
+        f'<p class="muted">{escape(" ".join(table.notes))}</p>'
         f"{render_overruns(runs, styles)}"
-        f"{render_metrics_table(summary, styles, settings)}"
+        f"{render_metrics_table(runs, summary, styles, settings)}"
         f"<h2>Figures</h2>{render_gallery(shared)}"
-        f"{'<h2>Devices by scheme</h2>' + render_gallery(single) if single else ''}"
-        f'<h2>Planned and done</h2><div class="card">{render_work_table(summary, styles, settings)}</div>'
+        f"{'<h2>Devices by scheme</h2>' + _fold_by_scheme(single, styles) if single else ''}"
+        f"<h2>Planned and done</h2>{_render_card(render_work_table(summary, styles, settings))}"
         f'<p class="muted">{escape(_render_work_footnote(summary))}</p>'
         f"{render_provenance(runs, styles)}",
     )
@@ -113,19 +107,28 @@ def _render_subtitle(runs: tuple[Run, ...], target: float | None) -> str:
         f"up to {plural(rounds, 'global round')}",
     ]
     if target is not None:
-        parts.append(f"target {format_percent(target)}")
+        parts.append(f"target {runs[0].fleet.metrics[0].format_target(target)}")
     return " · ".join(parts)
 
 
-def _render_footnote(runs: tuple[Run, ...], summary: Mapping[str, Any]) -> str:
-    gains = any(values["gain_seconds"] is not None for values in summary["schemes"].values())
-    parts = ["In brackets: share of the budget. – : not reached, or not known."]
-    if gains:
-        parts.insert(0, "Gain: over CEF, to the target.")
-    if len({run.seed for run in runs}) > 1:
-        compared = "; gains are compared seed by seed" if gains else ""
-        parts.insert(0, f"Means over seeds, with 95 % confidence intervals{compared}.")
-    return " ".join(parts)
+def _render_card(table: str) -> str:
+    """A table in its card, which scrolls if the table is very long."""
+    long = " long" if table.count("<tr>") > _MOST_ROWS + 1 else ""
+    return f'<div class="card{long}">{table}</div>'
+
+
+def _fold_by_scheme(pictures: Sequence[Picture], styles: Mapping[str, SchemeStyle]) -> str:
+    """The figures of each scheme; of several, each in a section that opens on a click."""
+    by_scheme: dict[str, list[Picture]] = {}
+    for picture in pictures:
+        by_scheme.setdefault(picture.about, []).append(picture)
+    if len(by_scheme) == 1:
+        return render_gallery(pictures)
+    sections = ((styles[scheme].label, render_gallery(own)) for scheme, own in by_scheme.items())
+    return "".join(
+        f'<details class="list"><summary>{escape(label)}</summary>{figures}</details>'
+        for label, figures in sections
+    )
 
 
 def _render_work_footnote(summary: Mapping[str, Any]) -> str:
@@ -134,7 +137,10 @@ def _render_work_footnote(summary: Mapping[str, Any]) -> str:
 
     devices = _DEVICES_FOOTNOTE if is_known("device_accuracy_mean") else ""
     own = _OWN_MODELS_FOOTNOTE if is_known("personal_accuracy_mean") else ""
-    return f"Of a whole run, all devices together.{devices}{own}"
+    return (
+        "Of a whole run, all devices together. At the end: after the last round, whatever was used by then. "
+        f"Expected: by the plans, before devices drew their steps.{devices}{own}"
+    )
 
 
 def render_overruns(runs: Sequence[Run], styles: Mapping[str, SchemeStyle]) -> str:
@@ -192,64 +198,100 @@ def _render_run(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
     )
 
 
-def compose_headline(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:
-    """The result in one sentence: which scheme reaches the target first, and its gain."""
-    reached = {
-        scheme: values
-        for scheme, values in summary["schemes"].items()
-        if values["seconds_to_target"] is not None
-    }
-    alone = len(summary["schemes"]) == 1
-    if not reached:
-        missed = "The target was not reached" if alone else "No scheme reached the target"
-        seeds = max(len(values["per_seed"]) for values in summary["schemes"].values())
-        return "" if summary["target"] is None else f"{missed}{' with every seed' if seeds > 1 else ''}."
-    best = min(reached, key=lambda scheme: float(reached[scheme]["seconds_to_target"]))
-    values = reached[best]
-    text = (
-        f"{styles[best].label} reaches {format_percent(summary['target'])} {'' if alone else 'first: '}after "
-        f"{format_seconds(values['seconds_to_target'])} and {format_joules(values['joules_to_target'])}"
-    )
-    if values["gain_seconds"] is None or values["gain_seconds"] == 1.0:
-        return f"{text}."
-    return (
-        f"{text}, a gain over CEF of {format_gain(values['gain_seconds'])} in time and "
-        f"{format_gain(values['gain_joules'])} in energy."
-    )
+def compose_headline(summary: Mapping[str, Any]) -> str:
+    """The result in words: the best quality within the budgets, then who reaches the target first."""
+    return f"{_name_best(summary)} {_name_fastest(summary)}".strip()
 
 
-def name_most_accurate(summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle]) -> str:
-    """Which setting of a sweep has the best final accuracy, as a sentence; empty if none was evaluated."""
-    known = {
-        scheme: float(values["final_accuracy"])
-        for scheme, values in summary["schemes"].items()
-        if values["final_accuracy"] is not None
-    }
-    if not known:
+def _name_best(summary: Mapping[str, Any]) -> str:
+    """Which row has the best quality within the budgets; empty if there is only one, or none is known.
+
+    Rows whose difference could be chance are not ranked.
+    """
+    metric, rows = read_metric(summary), summary["schemes"]
+    known = [row for row in rows.values() if row["quality_within_budgets"] is not None]
+    if not known or len(rows) == 1:
         return ""
-    best = max(known, key=known.__getitem__)
-    return f"{styles[best].label} has the best final accuracy: {format_percent(known[best])}."
+    best, *others = sorted(known, key=lambda row: metric.sort_key(float(row["quality_within_budgets"])))
+    text = f"{best['label']} has the best {metric.name} within the budgets, {_show_quality(best, metric)}"
+    if len(best["per_seed"]) == 1:
+        return f"{text}, with one seed."
+    return f"{text}{_name_close(best, others, 'quality_within_budgets')}."
+
+
+def _show_quality(row: Mapping[str, Any], metric: Metric) -> str:
+    return metric.format(row["quality_within_budgets"], row["confidence"]["quality_within_budgets"])
+
+
+def _name_close(best: Mapping[str, Any], others: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Which rows several seeds cannot tell from the best one, by one of their values; empty without any."""
+    close = [row["label"] for row in others if not _are_apart(best, row, name)]
+    if not close or len(best["per_seed"]) == 1:
+        return ""
+    return f"; {plural(len(best['per_seed']), 'seed')} cannot tell it from {_join_names(close)}"
+
+
+def _are_apart(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> bool:
+    """Whether the 95 % interval of the difference of two rows, seed by seed, leaves out zero."""
+    differences = [
+        None
+        if values[name] is None or (same := other["per_seed"].get(seed, {}).get(name)) is None
+        else values[name] - same
+        for seed, values in one["per_seed"].items()
+    ]
+    ends = find_interval(differences)
+    return ends is not None and not ends[0] <= 0 <= ends[1]
+
+
+def _join_names(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _name_fastest(summary: Mapping[str, Any]) -> str:
+    """Which row reaches the target first, after how much, and whether its gain may be chance."""
+    target, rows = summary["target"], summary["schemes"]
+    if target is None:
+        return ""
+    reached = [row for row in rows.values() if row["seconds_to_target"] is not None]
+    alone, seeds = len(rows) == 1, max(len(row["per_seed"]) for row in rows.values())
+    aim = read_metric(summary).format_target(target)
+    if not reached:
+        missed = f"{aim} was not reached" if alone else f"Nothing reached {aim}"
+        return f"{missed}{' with every seed' if seeds > 1 else ''}."
+    best, *others = sorted(reached, key=lambda row: float(row["seconds_to_target"]))
+    text = (
+        f"{best['label']} reaches {aim} {'' if alone else 'first, '}after "
+        f"{format_seconds(best['seconds_to_target'])} and {format_joules(best['joules_to_target'])}"
+    )
+    if best["gain_seconds"] is None or best is rows.get(summary["baseline"]):
+        return f"{text}{_name_close(best, others, 'seconds_to_target')}."
+    label = rows[summary["baseline"]]["label"]
+    chance = [
+        words
+        for name, words in (("gain_seconds", "time"), ("gain_joules", "energy"))
+        if (ends := best["interval"][name]) is not None and ends[0] <= 1 <= ends[1]
+    ]
+    doubt = f"; the gain in {' and in '.join(chance)} may be chance" if chance else ""
+    gains = f"{format_gain(best['gain_seconds'])} in time and {format_gain(best['gain_joules'])} in energy"
+    return f"{text}, a gain over {label} of {gains}{doubt}."
 
 
 def render_summary_table(
     summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle], settings: Settings = NO_SETTINGS
 ) -> str:
-    """The summary as a table; on a phone each scheme becomes a block. Each key of a sweep gets a column."""
-    target = summary["target"]
-    to_target = "to target" if target is None else f"to {format_percent(target)}"
-    headings = (
-        f"Time {to_target}",
-        f"Energy {to_target}",
-        "Gain in time",
-        "Gain in energy",
-        "Final accuracy",
-        "Time used",
-        "Energy used",
+    """The main table; on a phone each row becomes a block. Each key of a sweep gets a column."""
+    table = build_table(summary, settings)
+    # A single letter is a symbol.
+    headings = [
+        f"{heading[0].upper()}{heading[1:]}" if heading[1:] else heading for heading in table.headings
+    ]
+    return render_table(
+        (*table.names, *headings),
+        [
+            _render_name(styles[row], settings.get(row, {})) + render_cells(headings, list(map(str, cells)))
+            for row, (_, cells) in table.rows.items()
+        ],
     )
-    rows = {scheme: _format_summary(values) for scheme, values in summary["schemes"].items()}
-    # That nobody reached the target is a result. Without a target, or without CEF, there is nothing to say.
-    keep = headings[:2] if target is not None else ()
-    return _render_table(headings, rows, styles, settings, keep)
 
 
 def render_work_table(
@@ -259,12 +301,20 @@ def render_work_table(
 
     What was not recorded has no column.
     """
+    metric = read_metric(summary)
     headings = (
+        f"{metric.name[0].upper()}{metric.name[1:]} at the end",
+        "Time used",
+        "Time expected",
+        "Energy used",
+        "Energy expected",
         "Steps planned",
         "Steps taken",
         "Uploads planned",
         "Uploads sent",
         "Backhaul",
+        "Backhaul energy",
+        "Downloads",
         "Devices: mean",
         "Worst tenth",
         "Spread",
@@ -274,30 +324,40 @@ def render_work_table(
         "Real time",
         "Peak memory",
     )
-    rows = {scheme: _format_work(values) for scheme, values in summary["schemes"].items()}
+    rows = {scheme: _format_work(values, metric) for scheme, values in summary["schemes"].items()}
     return _render_table(headings, rows, styles, settings)
 
 
 def render_metrics_table(
-    summary: Mapping[str, Any], styles: Mapping[str, SchemeStyle], settings: Settings = NO_SETTINGS
+    runs: Sequence[Run],
+    summary: Mapping[str, Any],
+    styles: Mapping[str, SchemeStyle],
+    settings: Settings = NO_SETTINGS,
 ) -> str:
-    """The task's further metrics under their own names; empty without any."""
+    """The task's further metrics under their own names, with their units; empty without any."""
     schemes = summary["schemes"]
     names = tuple(dict.fromkeys(name for values in schemes.values() for name in values["metrics"]))
+    known = {each.name: each for run in runs for each in run.fleet.metrics[1:]}
+    described = [known.get(name, Metric(name, unit="")) for name in names]
     rows = {
-        scheme: tuple(_format_number(values["metrics"].get(name), ".4g") for name in names)
+        scheme: tuple(each.format(values["metrics"].get(each.name)) for each in described)
         for scheme, values in schemes.items()
     }
     table = _render_table(names, rows, styles, settings, keep=names)
-    return f'<h2>Metrics of the task</h2><div class="card">{table}</div>' if names else ""
+    return f"<h2>Metrics of the task</h2>{_render_card(table)}" if names else ""
 
 
-def _format_work(values: Mapping[str, Any]) -> tuple[str, ...]:
+def _format_work(values: Mapping[str, Any], metric: Metric) -> tuple[str, ...]:
     return (
+        metric.format(values["final_accuracy"]),
+        *(format_seconds(values[name]) for name in ("seconds", "expected_seconds")),
+        *(format_joules(values[name]) for name in ("joules", "expected_joules")),
         *(_format_number(values[name], ",.0f") for name in ("steps_planned", "steps_taken")),
         *(format_bytes(values[name]) for name in ("upload_bytes_planned", "upload_bytes", "backhaul_bytes")),
+        format_joules(values["backhaul_joules"]),
+        format_bytes(values["download_bytes"]),
         *(
-            format_percent(values[f"{whose}_accuracy_{name}"])
+            metric.format(values[f"{whose}_accuracy_{name}"])
             for whose in ("device", "personal")
             for name in ("mean", "worst", "spread")
         ),
@@ -317,7 +377,7 @@ def _render_table(
     wanted = [
         place
         for place, heading in enumerate(headings)
-        if heading in keep or any(texts[place] != _NOTHING for texts in rows.values())
+        if heading in keep or any(texts[place] != NOTHING for texts in rows.values())
     ]
     shown = [headings[place] for place in wanted]
     keys = list(next(iter(settings.values()), ()))
@@ -358,72 +418,5 @@ def render_cells(headings: Sequence[str], texts: Sequence[str]) -> str:
     )
 
 
-def _format_summary(values: Mapping[str, Any]) -> tuple[str, ...]:
-    half = values["confidence"]
-    return (
-        format_seconds(values["seconds_to_target"], half["seconds_to_target"]),
-        format_joules(values["joules_to_target"], half["joules_to_target"]),
-        format_gain(values["gain_seconds"], values["interval"]["gain_seconds"]),
-        format_gain(values["gain_joules"], values["interval"]["gain_joules"]),
-        format_percent(values["final_accuracy"], half["final_accuracy"]),
-        _add_budget_share(format_seconds(values["seconds"]), values["seconds"], values["seconds_budget"]),
-        _add_budget_share(format_joules(values["joules"]), values["joules"], values["joules_budget"]),
-    )
-
-
-def _add_budget_share(text: str, value: float | None, budget: float | None) -> str:
-    return text if value is None or not budget else f"{text} ({100 * value / budget:.0f}{_NO_BREAK}%)"
-
-
-def format_seconds(value: float | None, half_width: float | None = None) -> str:
-    """Seconds, with half the width of their confidence interval if given."""
-    return _format_interval(value, half_width, 1.0, "s")
-
-
-def format_joules(value: float | None, half_width: float | None = None) -> str:
-    """Joules, kilojoules or megajoules."""
-    for size, unit in ((1e6, "MJ"), (1e3, "kJ")):
-        if value is not None and abs(value) >= 10 * size:
-            return _format_interval(value, half_width, size, unit)
-    return _format_interval(value, half_width, 1.0, "J")
-
-
-def format_percent(value: float | None, half_width: float | None = None) -> str:
-    """An accuracy or a share as a percentage."""
-    return _format_interval(value, half_width, 0.01, "%", digits=1)
-
-
-def format_gain(value: float | None, interval: tuple[float, float] | None = None) -> str:
-    """A gain as a factor, with the ends of its interval if given."""
-    text = _format_interval(value, None, 1.0, "×", digits=2)
-    return text if value is None or interval is None else f"{text} ({interval[0]:.2f}–{interval[1]:.2f})"
-
-
-def _format_interval(
-    value: float | None, half_width: float | None, size: float, unit: str, digits: int | None = None
-) -> str:
-    if value is None:
-        return _NOTHING
-    places = digits if digits is not None else _decimals(value / size)
-    text = f"{value / size:,.{places}f}"
-    if half_width:
-        text += f" ± {half_width / size:,.{places}f}"
-    # A number must not be separated from its unit at the end of a line.
-    return f"{text}{unit}" if unit == "×" else f"{text}{_NO_BREAK}{unit}"
-
-
-def _decimals(value: float) -> int:
-    """Decimal places for about three significant digits."""
-    return 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
-
-
-def format_bytes(value: float | None) -> str:
-    """Bytes in powers of 1000."""
-    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value is not None and value >= size:
-            return _format_interval(value, None, size, unit)
-    return _format_interval(value, None, 1.0, "B", digits=0)
-
-
 def _format_number(value: float | None, form: str) -> str:
-    return _NOTHING if value is None else format(value, form)
+    return NOTHING if value is None else format(value, form)

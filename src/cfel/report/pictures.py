@@ -1,4 +1,4 @@
-"""All figures of a report, each drawn once for the page and for its SVG, PNG and CSV files."""
+"""All figures of a report, each drawn once for the page and its files, and again for paper (PDF)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,29 +15,35 @@ from cfel.report.figures import (
     Styles,
     choose_lines,
     draw_accuracy,
-    draw_accuracy_by_key,
     draw_backhaul,
     draw_budget,
     draw_costs_by_key,
     draw_decisions,
     draw_estimates,
+    draw_quality_by_key,
     draw_stragglers,
     read_field,
 )
-from cfel.report.load import Run, find_target, group_by_scheme, load_runs
+from cfel.report.load import Run, find_baseline, find_target, group_by_scheme, list_settings, load_runs
 from cfel.report.style import (
     Drawing,
     assign_styles,
     inline_svg,
     render_csv,
+    render_pdf,
     render_png,
     render_svg,
     use_style,
 )
+from cfel.report.summary import summarise
+from cfel.report.table import TABLE_FORMATS, check_formats, write_table
 from cfel.wording import plural
 
-FORMATS = ("svg", "png", "csv")
-"""The files that a figure can be written to; a CSV file has the numbers that it shows."""
+FORMATS = ("svg", "png", "csv", "pdf")
+"""The files that a figure can be written to: CSV has the numbers that it shows, PDF the width of a column."""
+
+
+BAND = "Bands and bars: 95 % confidence intervals over seeds, as in the table."
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -51,6 +57,7 @@ class Picture:
         about: the scheme it shows; empty if it shows all of them.
         svg, png, csv: the files; CSV has the numbers that the figure shows.
         inline: the SVG element of the page.
+        draw_pdf: draws it again as PDF, in the width and type of a paper's column.
     """
 
     name: str
@@ -61,9 +68,10 @@ class Picture:
     png: bytes
     csv: str
     inline: str
+    draw_pdf: Callable[[], bytes]
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the figure to a file, .svg or .png, or the numbers that it shows to a .csv file.
+        """Writes the figure to a file, .svg, .png or .pdf, or the numbers that it shows to a .csv file.
 
         Raises:
             InputError: the file has another suffix.
@@ -72,7 +80,7 @@ class Picture:
         if suffix[1:] not in FORMATS:
             raise InputError(unknown_name(f"{path}: suffix", suffix, [f".{name}" for name in FORMATS]))
         content = {"svg": self.svg.encode(), "png": self.png, "csv": self.csv.encode()}
-        replace_file(Path(path), content[suffix[1:]])
+        replace_file(Path(path), content.get(suffix[1:]) or self.draw_pdf())
 
     def _repr_svg_(self) -> str:
         """How a notebook shows it."""
@@ -132,7 +140,8 @@ def _list_figures(groups: Groups, target: float | None) -> tuple[FigureSpec, ...
         FigureSpec(
             "budget",
             "Budget burn-down",
-            "Share of the time and energy budgets left after each round. Below zero the budget is overrun.",
+            "Share of the time and energy budgets left after each round, as realised. Below zero the budget "
+            "is overrun.",
             partial(draw_budget, shown, styles),
         ),
         FigureSpec(
@@ -162,16 +171,17 @@ def write_pictures(
     return tuple(file for _, file in files)
 
 
-def export_figures(
-    path: Path, to: Path, formats: Sequence[str] = FORMATS, target: float | None = None
+def export_results(
+    path: Path, to: Path, formats: Sequence[str] = ("svg", "png", "csv"), target: float | None = None
 ) -> tuple[Path, ...]:
-    """Writes the figures of a run, a comparison or a sweep into a directory of your choice.
+    """Writes figures and main table of a run, a comparison or a sweep into a directory of your choice.
 
     Args:
         path: directory of the run, or a tree of runs.
         to: receives the files; created if missing.
-        formats: some of `FORMATS`.
-        target: accuracy to mark; None for that of an existing summary, or of the experiments.
+        formats: of figures "svg", "png", "pdf", and "csv" for their numbers; of the table "csv", "markdown"
+            and "latex".
+        target: quality to mark; None for that of an existing summary, or of the experiments.
 
     Returns:
         The files.
@@ -180,19 +190,13 @@ def export_figures(
         InputError: there is no such format, or none is given.
         StorageError: there is no run, or a file cannot be written.
     """
-    check_formats(formats)
+    check_formats(formats, tuple(dict.fromkeys((*FORMATS, *TABLE_FORMATS))))
     runs = load_runs(path)
-    pictures = draw_pictures(runs, find_target(path, runs) if target is None else target)
-    return write_pictures(to, pictures, tuple(dict.fromkeys(formats)))
-
-
-def check_formats(formats: Sequence[str]) -> None:
-    """Raises an `InputError` for an unknown format, or for none."""
-    if not formats:
-        raise InputError(f"format: give at least one of {', '.join(FORMATS)}")
-    for name in formats:
-        if name not in FORMATS:
-            raise InputError(unknown_name("format", name, FORMATS))
+    aim = find_target(path, runs) if target is None else target
+    summary = summarise(runs, aim, find_baseline(path))
+    wanted = tuple(name for name in dict.fromkeys(formats) if name in FORMATS)
+    pictures = write_pictures(to, draw_pictures(runs, aim), wanted) if wanted else ()
+    return (*pictures, *write_table(to, summary, formats, list_settings(runs)))
 
 
 def _draw(spec: FigureSpec) -> Picture | None:
@@ -207,23 +211,33 @@ def _draw(spec: FigureSpec) -> Picture | None:
         png = render_png(drawing.figure)
     description = escape(f"{spec.title}. {spec.caption}")
     inline = inline_svg(svg, spec.name, description)
-    return Picture(spec.name, spec.title, spec.caption, spec.about, svg, png, render_csv(drawing), inline)
+    texts = (spec.name, spec.title, spec.caption, spec.about)
+    return Picture(*texts, svg, png, render_csv(drawing), inline, partial(_draw_pdf, spec))
+
+
+def _draw_pdf(spec: FigureSpec) -> bytes:
+    with use_style(spec.name, paper=True):
+        drawing = spec.draw()
+        assert drawing is not None  # noqa: S101 — it was drawn before
+        return render_pdf(drawing.figure)
 
 
 def _list_accuracy_figures(groups: Groups, styles: Styles, target: float | None) -> Iterator[FigureSpec]:
-    band = " The band shows the range over seeds." if any(len(runs) > 1 for runs in groups.values()) else ""
-    if len(groups) == MAX_LINES and next(iter(groups.values()))[0].setting:
-        band += f" At most the {MAX_LINES} settings with the best final accuracy."
+    band = f" {BAND}" if any(len(runs) > 1 for runs in groups.values()) else ""
+    first = next(iter(groups.values()))[0]
+    metric = first.fleet.metrics[0].name
+    if len(groups) == MAX_LINES and first.setting:
+        band += f" At most the {MAX_LINES} settings with the best {metric} within the budgets."
     # What a clock and a power meter would show, whichever account the budget counts.
     for name, field, words, label in (
-        ("seconds", "seconds_realised", "time", "seconds, realised"),
-        ("joules", "joules_realised", "energy of all devices", "joules, realised"),
+        ("seconds", "seconds_realised", "time, as realised", "seconds, realised"),
+        ("joules", "joules_realised", "energy of all devices, as realised", "joules, realised"),
         ("round", "round", "rounds", "global round"),
     ):
         yield FigureSpec(
             f"accuracy-{name}",
-            f"Accuracy over {words.split()[0]}",
-            f"Test accuracy over {words}.{band}",
+            f"{metric[0].upper()}{metric[1:]} over {words.split()[0].rstrip(',')}",
+            f"On test samples, over {words}.{band}",
             partial(draw_accuracy, groups, styles, partial(read_field, field), label, target),
         )
 
@@ -250,17 +264,18 @@ def _list_scheme_figures(groups: Groups, styles: Styles) -> Iterator[FigureSpec]
 
 def _list_setting_figures(runs: tuple[Run, ...], target: float | None) -> Iterator[FigureSpec]:
     lines = "; one line per combination of the other keys" if len(runs[0].setting) > 1 else ""
+    metric = runs[0].fleet.metrics[0].name
     for number, key in enumerate(runs[0].setting):
         yield FigureSpec(
             f"by-key-{number}",
-            f"Final accuracy by {key}",
-            f"Accuracy after the last evaluated round, mean and range over seeds{lines}.",
-            partial(draw_accuracy_by_key, runs, key),
+            f"{metric[0].upper()}{metric[1:]} within the budgets by {key}",
+            f"Of the last model before the first budget is used up{lines}. {BAND}",
+            partial(draw_quality_by_key, runs, key),
         )
         if target is not None:
             yield FigureSpec(
                 f"costs-by-key-{number}",
                 f"Time and energy to the target by {key}",
-                f"Realised costs to the target, mean and range over seeds{lines}. Left out: not reached.",
+                f"Realised costs to the target{lines}. Left out: not reached. {BAND}",
                 partial(draw_costs_by_key, runs, key, target),
             )

@@ -1,4 +1,4 @@
-"""The style of all figures: a fixed colour, marker and dash per scheme; and rendering to SVG, PNG and CSV.
+"""The style of all figures: a fixed colour, marker and dash per scheme; and rendering to files.
 
 A scheme has the same colour in every report. The colours are the colour-blind-safe set of Okabe and Ito, some
 darkened for contrast; marker and dash repeat the information. On the page, colours become CSS variables, so
@@ -18,14 +18,19 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from cfel.report.load import name_scheme
+
 INK, MUTED, GRID, SURFACE = "#1b1f24", "#59636e", "#d8dde3", "#ffffff"
 _DARK = {INK: "#e8ebee", MUTED: "#a3adb8", GRID: "#39424d", SURFACE: "#171c22"}
-_WIDTH_INCHES = 5.0
+_WIDTH_INCHES, _FONT_POINTS = 5.0, 10.5
+# A column of a two-column paper, and type that is still readable there.
+_PAPER_WIDTH_INCHES, _PAPER_FONT_POINTS = 3.5, 8.0
 _PNG_DPI = 160
-_SHORT = 12
+_SHORT = 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,18 +56,18 @@ class SchemeStyle:
     def short(self) -> str:
         """A short name for labels: the function of "module:function", the value of "key=value", cut off."""
         # Of a setting in a sweep, its values: the keys are the same for all.
-        values = (part.rpartition("=")[2] for part in self.label.rpartition(":")[2].split(","))
+        values = (part.rpartition("=")[2].strip() for part in self.label.rpartition(":")[2].split(","))
         name = ", ".join(values)
         return name if len(name) <= _SHORT else f"{name[: _SHORT - 1]}…"
 
 
 _SCHEME_STYLES = {
     "hcef": ("#0072b2", "#58aee6", "o", "-"),
-    "hcef-plus": ("#c24a00", "#ff8a4c", "D", "-"),
+    "hcef_plus": ("#c24a00", "#ff8a4c", "D", "-"),
     "cef": ("#4d5560", "#c3c9d1", "s", "--"),
-    "cef-c": ("#b57a00", "#f0b83c", "^", "-."),
-    "cef-f": ("#008a65", "#3cc79d", "v", "-."),
-    "mll-sgd": ("#b5568b", "#e79cc6", "P", ":"),
+    "cef_c": ("#b57a00", "#f0b83c", "^", "-."),
+    "cef_f": ("#008a65", "#3cc79d", "v", "-."),
+    "mll_sgd": ("#b5568b", "#e79cc6", "P", ":"),
 }
 _SPARE_STYLES = (
     ("#6a51a3", "#ab96e0", "X", "-"),
@@ -78,16 +83,13 @@ _SPARE_STYLES = (
 
 def assign_styles(schemes: Sequence[str]) -> dict[str, SchemeStyle]:
     """A style for each scheme; others take the spare styles in turn, then those of absent schemes."""
-    present = {scheme.lower().replace("_", "-") for scheme in schemes}
-    absent = (style for name, style in _SCHEME_STYLES.items() if name not in present)
+    known = {scheme: scheme.lower().replace("-", "_") for scheme in schemes}
+    absent = (style for name, style in _SCHEME_STYLES.items() if name not in known.values())
     spare = cycle((*_SPARE_STYLES, *absent))
-    styles = {}
-    for scheme in schemes:
-        known = scheme.lower().replace("_", "-")
-        style = _SCHEME_STYLES[known] if known in _SCHEME_STYLES else next(spare)
-        label = known.upper().replace("-PLUS", "+") if known in _SCHEME_STYLES else scheme
-        styles[scheme] = SchemeStyle(label, *style)
-    return styles
+    return {
+        scheme: SchemeStyle(name_scheme(scheme), *(_SCHEME_STYLES.get(name) or next(spare)))
+        for scheme, name in known.items()
+    }
 
 
 def list_colours() -> Iterator[tuple[str, str]]:
@@ -98,14 +100,20 @@ def list_colours() -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def use_style(name: str) -> Iterator[None]:
-    """Applies the Matplotlib settings while a figure is drawn; `name` makes its SVG ids unique."""
+def use_style(name: str, *, paper: bool = False) -> Iterator[None]:
+    """Applies the Matplotlib settings while a figure is drawn; `name` makes its SVG ids unique.
+
+    On paper, a figure is as wide as a column, and its lines and type are smaller.
+    """
+    points = _PAPER_FONT_POINTS if paper else _FONT_POINTS
+    width = _PAPER_WIDTH_INCHES if paper else _WIDTH_INCHES
     settings: dict[Any, Any] = {
+        "figure.figsize": (width, width),
         "font.family": ["DejaVu Sans"],
-        "font.size": 10.5,
+        "font.size": points,
         "axes.edgecolor": MUTED,
         "axes.labelcolor": INK,
-        "axes.titlesize": 10.5,
+        "axes.titlesize": points,
         "axes.titlelocation": "left",
         "axes.titlecolor": INK,
         "axes.spines.top": False,
@@ -120,11 +128,13 @@ def use_style(name: str) -> Iterator[None]:
         "figure.facecolor": SURFACE,
         "axes.facecolor": SURFACE,
         "savefig.facecolor": SURFACE,
-        "lines.linewidth": 2.0,
-        "lines.markersize": 5.0,
+        "lines.linewidth": 1.4 if paper else 2.0,
+        "lines.markersize": 3.5 if paper else 5.0,
         # Text stays text: it can be selected, and files are smaller.
         "svg.fonttype": "none",
         "svg.hashsalt": name,
+        # Publishers ask for TrueType.
+        "pdf.fonttype": 42,
     }
     with mpl.rc_context(settings):
         yield
@@ -132,7 +142,8 @@ def use_style(name: str) -> Iterator[None]:
 
 def new_figure(rows: int, panel_inches: float) -> tuple[Figure, list[Axes]]:
     """A figure with panels of this height in a column, narrow enough for a phone."""
-    figure = Figure(figsize=(_WIDTH_INCHES, rows * panel_inches), layout="constrained")
+    width = mpl.rcParams["figure.figsize"][0]
+    figure = Figure(figsize=(width, rows * panel_inches * width / _WIDTH_INCHES), layout="constrained")
     return figure, list(figure.subplots(rows, 1, squeeze=False)[:, 0])
 
 
@@ -148,6 +159,14 @@ def render_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.set_dpi(_PNG_DPI)
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})  # type: ignore[no-untyped-call]
+    return buffer.getvalue()
+
+
+def render_pdf(figure: Figure) -> bytes:
+    """The figure as a PDF file; equal figures give equal bytes."""
+    buffer = io.BytesIO()
+    unset = dict.fromkeys(("CreationDate", "Creator", "Producer"))
+    FigureCanvasPdf(figure).print_pdf(buffer, metadata=unset)  # type: ignore[no-untyped-call]
     return buffer.getvalue()
 
 

@@ -1,9 +1,14 @@
-"""The results of every scheme as the content of `summary.json`.
+"""The results of every row of a comparison as the content of `summary.json`.
 
-It has means over seeds with 95 % confidence intervals (Student's t), the values of every seed, and gains over
-`cef`. Gains are compared seed by seed, since both runs then meet the same conditions: their mean is geometric
-and their interval is that of the logarithms. A mean is null if one seed has no value: a mean over the
-successful seeds alone would be too good.
+One clock: times and energies are realised, with the steps that devices really took; expected ones carry that
+word in their names. The first value of a row is the quality within the budgets: that of the last evaluated
+model before the first budget was used up. Then come the costs to the target.
+
+There are means over seeds with 95 % confidence intervals (Student's t), the values of every seed, and
+comparisons with a baseline, seed by seed, since both runs then meet the same conditions: differences of
+quality, and gains in time and energy, whose mean is geometric and whose interval is that of the logarithms.
+From five seeds on, a paired t-test says how likely such values are without any difference. A mean is null if
+one seed has no value: a mean over the successful seeds alone would be too good.
 """
 
 import json
@@ -15,16 +20,19 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cfel.durable import replace_file
-from cfel.report.load import Run, group_by_scheme
+from cfel.errors import InputError, unknown_name
+from cfel.metric import ACCURACY, Metric
+from cfel.report.load import Run, group_by_scheme, name_scheme
 from cfel.runlog import RoundRecord
+from cfel.runlog.directory import list_metrics
 from cfel.validation import parse_toml
 from cfel.wording import plural
 
 REFERENCE = "cef"
-"""Gains are relative to this scheme."""
+"""The baseline, unless another is given."""
+LEAST_SEEDS_TO_TEST = 5
+"""With fewer seeds a test has too little power to be worth a number."""
 
 _SUMMED = (
     "steps_planned",
@@ -32,6 +40,8 @@ _SUMMED = (
     "upload_bytes_planned",
     "upload_bytes",
     "backhaul_bytes",
+    "backhaul_joules",
+    "download_bytes",
     "wall_seconds",
 )
 _DEVICE_ACCURACY = (
@@ -39,18 +49,22 @@ _DEVICE_ACCURACY = (
     "personal_loss",
 )
 _MEASURED = (
+    "quality_within_budgets",
     "seconds_to_target",
     "expected_seconds_to_target",
     "joules_to_target",
     "final_accuracy",
     "seconds",
     "joules",
+    "expected_seconds",
+    "expected_joules",
     "seconds_budget",
     "joules_budget",
     *_SUMMED,
     "peak_memory_bytes",
     *_DEVICE_ACCURACY,
 )
+DIFFERENCE = "quality_difference"
 _GAINS = (("gain_seconds", "seconds_to_target"), ("gain_joules", "joules_to_target"))
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
@@ -65,42 +79,92 @@ ROUNDING = 1e-6
 _NAMES = {"seconds": ("time", "s"), "joules": ("energy", "J")}
 
 
-def summarise(runs: Sequence[Run], target: float | None) -> dict[str, Any]:
-    """Summarises the results of every scheme; without a target, values that depend on it are null.
+def summarise(runs: Sequence[Run], target: float | None, baseline: str | None = None) -> dict[str, Any]:
+    """Summarises the results of every row; without a target, values that depend on it are null.
+
+    Args:
+        runs: grouped by `Run.scheme`, the name of their row.
+        target: quality to reach, or None.
+        baseline: the row that others are compared with; by default `cef`, if it is there.
 
     Returns:
-        `{"target": …, "schemes": {scheme: {…}}}`. For each scheme: the mean over seeds of each measured value
-        and the gains over `cef` (geometric mean; above 1 is better); `confidence`, half the width of the 95 %
-        interval of each measured value (null with one seed); `interval`, the ends of that of each gain;
-        `per_seed`, the same values for each seed; `reached`, the number of seeds that reached the target;
-        `metrics`, the task's further metrics after the last round; `over_budget`, the budgets and caps that a
-        seed broke, by seed. Times to the target are realised and interpolated (`find_crossing`).
+        `{"target": …, "baseline": …, "metric": {…}, "schemes": {row: {…}}}`. For each row: its `label`; the
+        mean over seeds of each measured value; the `quality_difference` to the baseline and the gains over it
+        (geometric mean; above 1 is better); `confidence`, half the width of the 95 % interval of each
+        measured value (null with one seed); `interval`, the ends of that of the difference and of each gain;
+        `p_value`, of a paired t-test on each of these, from five seeds on; `per_seed`, the same values for
+        each seed; `reached`, the number of seeds that reached the target; `metrics`, the task's further
+        metrics after the last round; `over_budget`, the budgets and caps that a seed broke, by seed. Costs to
+        the target are interpolated (`find_crossing`).
+
+    Raises:
+        InputError: there is no row of the baseline's name.
     """
     groups = group_by_scheme(tuple(runs))
+    if baseline is not None and baseline not in groups:
+        raise InputError(unknown_name("baseline", baseline, tuple(groups)))
+    compared = baseline or (REFERENCE if REFERENCE in groups else None)
     measured = {
-        scheme: {str(run.seed): measure(run, target) for run in members} for scheme, members in groups.items()
+        row: {str(run.seed): measure(run, target) for run in members} for row, members in groups.items()
     }
-    schemes = {}
-    for scheme, seeds in measured.items():
-        reference = measured.get(REFERENCE, {})
-        per_seed = {
-            seed: {
-                **values,
-                **{gain: _ratio(reference.get(seed, {}).get(name), values[name]) for gain, name in _GAINS},
-            }
-            for seed, values in seeds.items()
+    reference = measured[compared] if compared is not None else {}
+    rows = {
+        row: {
+            "label": name_scheme(row),
+            **_summarise_seeds(seeds, reference),
+            "metrics": average_metrics(groups[row]),
+            "over_budget": list_overruns(groups[row]),
         }
-        schemes[scheme] = {
-            **{name: _mean(_column(seeds, name)) for name in _MEASURED},
-            **{gain: geometric_mean(_column(per_seed, gain)) for gain, _ in _GAINS},
-            "reached": sum(values["seconds_to_target"] is not None for values in seeds.values()),
-            "confidence": {name: confidence_half_width(_column(seeds, name)) for name in _MEASURED},
-            "interval": {gain: geometric_interval(_column(per_seed, gain)) for gain, _ in _GAINS},
-            "per_seed": per_seed,
-            "metrics": average_metrics(groups[scheme]),
-            "over_budget": list_overruns(groups[scheme]),
-        }
-    return {"target": target, "schemes": schemes}
+        for row, seeds in measured.items()
+    }
+    metric = runs[0].fleet.metrics[0] if runs else ACCURACY
+    return {"target": target, "baseline": compared, "metric": list_metrics([metric])[0], "schemes": rows}
+
+
+Seeds = Mapping[str, Mapping[str, float | None]]
+"""Values by seed and name."""
+
+
+def _summarise_seeds(seeds: Seeds, reference: Seeds) -> dict[str, Any]:
+    """Means, intervals and tests of one row, compared with the reference seed by seed."""
+    per_seed = {
+        seed: {**values, **_compare(values, reference.get(seed, {}))} for seed, values in seeds.items()
+    }
+    differences = _column(per_seed, DIFFERENCE)
+    gains = {gain: _column(per_seed, gain) for gain, _ in _GAINS}
+    logarithms = {gain: [_log(each) for each in found] for gain, found in gains.items()}
+    return {
+        **{name: _mean(_column(seeds, name)) for name in _MEASURED},
+        DIFFERENCE: _mean(differences),
+        **{gain: geometric_mean(found) for gain, found in gains.items()},
+        "reached": sum(values["seconds_to_target"] is not None for values in seeds.values()),
+        "confidence": {name: confidence_half_width(_column(seeds, name)) for name in _MEASURED},
+        "interval": {
+            DIFFERENCE: find_interval(differences),
+            **{gain: geometric_interval(found) for gain, found in gains.items()},
+        },
+        "p_value": {
+            DIFFERENCE: find_p_value(differences),
+            **{gain: find_p_value(found) for gain, found in logarithms.items()},
+        },
+        "per_seed": per_seed,
+    }
+
+
+def _compare(
+    values: Mapping[str, float | None], reference: Mapping[str, float | None]
+) -> dict[str, float | None]:
+    """The difference to a reference and the gains over it, of one seed."""
+    own, other = values["quality_within_budgets"], reference.get("quality_within_budgets")
+    return {
+        DIFFERENCE: None if own is None or other is None else own - other,
+        **{gain: _ratio(reference.get(name), values[name]) for gain, name in _GAINS},
+    }
+
+
+def read_metric(summary: Mapping[str, Any]) -> Metric:
+    """The metric that a summary is about."""
+    return Metric(**summary["metric"])
 
 
 def average_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
@@ -116,15 +180,18 @@ def write_summary(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def measure(run: Run, target: float | None) -> dict[str, float | None]:
-    """Measures one run; costs to the target are realised ones, see `find_crossing`."""
-    evaluated = [record for record in run.records if _finite(record.accuracy) is not None]
-    reached = None if target is None else find_crossing(run.records, target)
+    """Measures one run; costs are realised ones, except those that are called expected."""
+    evaluated = [value for record in run.records if (value := _finite(record.accuracy)) is not None]
+    reached = None if target is None else find_crossing(run.records, target, run.fleet.metrics[0])
     last = run.records[-1] if run.records else None
     values = (
+        find_quality_within_budgets(run),
         *(reached or (None, None, None)),
-        evaluated[-1].accuracy if evaluated else None,
-        last.seconds if last else None,
-        last.joules if last else None,
+        evaluated[-1] if evaluated else None,
+        last.seconds_realised if last else None,
+        last.joules_realised if last else None,
+        last.seconds_expected if last else None,
+        last.joules_expected if last else None,
         run.fleet.seconds_budget,
         run.fleet.joules_budget,
         *(_sum_field(run, name) for name in _SUMMED),
@@ -132,6 +199,21 @@ def measure(run: Run, target: float | None) -> dict[str, float | None]:
         *(_find_last(run, name) for name in _DEVICE_ACCURACY),
     )
     return dict(zip(_MEASURED, values, strict=True))
+
+
+def find_quality_within_budgets(run: Run) -> float | None:
+    """The metric of the last evaluated model before the first budget was used up; None if there is none."""
+    seconds, joules = (
+        math.inf if budget is None else budget * (1 + ROUNDING)
+        for budget in (run.fleet.seconds_budget, run.fleet.joules_budget)
+    )
+    found = (
+        value
+        for record in reversed(run.records)
+        if record.seconds_realised <= seconds and record.joules_realised <= joules
+        if (value := _finite(record.accuracy)) is not None
+    )
+    return next(found, None)
 
 
 def _sum_field(run: Run, name: str) -> float | None:
@@ -177,36 +259,27 @@ class Crossing(NamedTuple):
     joules: float
 
 
-def find_crossing(records: Sequence[RoundRecord], target: float) -> Crossing | None:
+def find_crossing(
+    records: Sequence[RoundRecord], target: float, metric: Metric = ACCURACY
+) -> Crossing | None:
     """What was spent at the target; None for a run that does not reach it.
 
-    Costs are interpolated between the last evaluated round below the target and the first at or above it;
-    otherwise schemes with short rounds would have an advantage. Before the first evaluated round nothing is
-    known, so a run that reaches the target in it is charged for all of it.
+    Costs are interpolated between the last evaluated round that misses the target and the first that reaches
+    it; otherwise schemes with short rounds would have an advantage. Before the first evaluated round nothing
+    is known, so a run that reaches the target in it is charged for all of it.
     """
     points = [
         (record.accuracy, Crossing(record.seconds_realised, record.seconds_expected, record.joules_realised))
         for record in records
         if record.accuracy is not None and math.isfinite(record.accuracy)
     ]
-    if points and points[0][0] >= target:
+    if points and metric.reaches(points[0][0], target):
         return points[0][1]
-    for (low, before), (high, after) in pairwise(points):
-        if low < target <= high:
-            share = (target - low) / (high - low)
+    for (worse, before), (better, after) in pairwise(points):
+        if metric.reaches(better, target) and not metric.reaches(worse, target):
+            share = (target - worse) / (better - worse)
             return Crossing(*(a + share * (b - a) for a, b in zip(before, after, strict=True)))
     return None
-
-
-def find_accuracy_at_budget(records: Sequence[RoundRecord], seconds: float, joules: float) -> float:
-    """The accuracy when the first of two budgets was used up, realised and interpolated between rounds.
-
-    A run that ends before has its last accuracy; one that uses a budget up before it is evaluated, its first.
-    At least one round must be evaluated; a budget is infinite where there is none.
-    """
-    evaluated = [(record, record.accuracy) for record in records if record.accuracy is not None]
-    used = [max(each.seconds_realised / seconds, each.joules_realised / joules) for each, _ in evaluated]
-    return float(np.interp(1.0, used, [accuracy for _, accuracy in evaluated]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +288,11 @@ class Overrun:
 
     Attributes:
         resource: "seconds" or "joules".
-        account: "counted", the account that the budget counts, or "realised" where only the steps really
-            taken break it.
-        spent: at the end of the run.
+        spent: at the end of the run, realised.
         since_round: the first global round that ended above the budget.
     """
 
     resource: str
-    account: str
     spent: float
     budget: float
     since_round: int
@@ -236,16 +306,14 @@ class Overrun:
     def describe(self) -> str:
         """The overrun as a sentence."""
         name, unit = _NAMES[self.resource]
-        account = "realised " if self.account == "realised" else ""
         return (
-            f"{account}{name} exceeds its budget by {_format_share(self.share)} ({self.spent:,.6g} of "
+            f"{name} exceeds its budget by {_format_share(self.share)} ({self.spent:,.6g} of "
             f"{self.budget:,.6g} {unit}), since round {self.since_round}: {self.reason}"
         )
 
     def describe_briefly(self) -> str:
-        """Only what and by how much: "realised time by 25.7 %"."""
-        account = "realised " if self.account == "realised" else ""
-        return f"{account}{_NAMES[self.resource][0]} by {_format_share(self.share)}"
+        """Only what and by how much: "time by 25.7 %"."""
+        return f"{_NAMES[self.resource][0]} by {_format_share(self.share)}"
 
     @property
     def cause(self) -> str:
@@ -275,7 +343,7 @@ class MissedCaps:
 
 
 def find_overruns(run: Run) -> tuple[Overrun, ...]:
-    """The budgets that a run broke, in the account that they count and with the steps really taken."""
+    """The budgets that a run broke with the steps that devices really took."""
     found = (
         _find_overrun(run, resource, budget)
         for resource, budget in (("seconds", run.fleet.seconds_budget), ("joules", run.fleet.joules_budget))
@@ -285,23 +353,18 @@ def find_overruns(run: Run) -> tuple[Overrun, ...]:
 
 
 def _find_overrun(run: Run, resource: str, budget: float) -> Overrun | None:
-    for account, field in (("counted", resource), ("realised", f"{resource}_realised")):
-        since = _find_first(run.records, field, budget)
-        if since is not None:
-            spent = float(getattr(run.records[-1], field))
-            reason = _explain(run, resource, account, since, budget)
-            return Overrun(resource, account, spent, budget, since, reason)
-    return None
+    field = f"{resource}_realised"
+    above = (record.round for record in run.records if getattr(record, field) > budget * (1 + ROUNDING))
+    since = next(above, None)
+    if since is None:
+        return None
+    spent = float(getattr(run.records[-1], field))
+    return Overrun(resource, spent, budget, since, _explain(run, resource, since, budget))
 
 
-def _find_first(records: Sequence[RoundRecord], field: str, budget: float) -> int | None:
-    above = (record.round for record in records if getattr(record, field) > budget * (1 + ROUNDING))
-    return next(above, None)
-
-
-def _explain(run: Run, resource: str, account: str, since: int, budget: float) -> str:
+def _explain(run: Run, resource: str, since: int, budget: float) -> str:
     name, last = _NAMES[resource][0], run.records[-1]
-    if account == "realised":
+    if getattr(last, resource) <= budget * (1 + ROUNDING):
         return (
             f"the budget counts expected {name}, but devices drew their steps at random "
             '(scheme.steps = "whole" plans what happens)'
@@ -313,9 +376,8 @@ def _explain(run: Run, resource: str, account: str, since: int, budget: float) -
         return 'the run ends with the round that uses it up (rounds.stop = "budget")'
     # Plans that all met their caps add up to the budget, unless the scheme has none.
     if getattr(last, f"{resource}_expected") > budget:
-        # In a sweep, `run.scheme` is the name of the setting.
-        scheme = _read_setting(run, "scheme", "name") if run.setting else run.scheme
-        return f"{scheme} plans without caps"
+        # `run.scheme` may be the name of a setting or of a variant.
+        return f"{name_scheme(str(_read_setting(run, 'scheme', 'name') or run.scheme))} plans without caps"
     return f"rounds took more {name} than their plans expected"
 
 
@@ -346,7 +408,7 @@ def describe_overruns(run: Run) -> tuple[str, ...]:
     """
     overruns, missed = find_overruns(run), find_missed_caps(run)
     sentences = tuple(each.describe() for each in overruns)
-    if missed is None or any(each.account == "counted" for each in overruns):
+    if missed is None or any("caps could not be met" in each.reason for each in overruns):
         return sentences
     return (*sentences, missed.describe() + ("" if overruns else "; the budgets were kept"))
 
@@ -364,6 +426,21 @@ def list_overruns(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     return found
 
 
+def describe_worst_overruns(row: Mapping[str, Any]) -> list[str]:
+    """What the seeds of a row broke, a sentence for each cause: of each budget the worst seed."""
+    found: dict[str, tuple[str, Overrun]] = {}
+    for seed, broken in row["over_budget"].items():
+        for each in broken["overruns"]:
+            overrun = Overrun(**{name: value for name, value in each.items() if name != "share"})
+            if each["resource"] not in found or overrun.share > found[each["resource"]][1].share:
+                found[each["resource"]] = (seed, overrun)
+    by_cause: dict[str, list[str]] = {}
+    for seed, overrun in found.values():
+        words = overrun.describe_briefly() + (f" (seed {seed})" if len(row["per_seed"]) > 1 else "")
+        by_cause.setdefault(overrun.cause, []).append(words)
+    return [f"{row['label']}, {' and '.join(parts)}: {cause}" for cause, parts in by_cause.items()]
+
+
 def geometric_mean(ratios: Sequence[float | None]) -> float | None:
     """The geometric mean; None if a ratio is missing."""
     mean = _mean([_log(ratio) for ratio in ratios])
@@ -375,6 +452,12 @@ def geometric_interval(ratios: Sequence[float | None]) -> tuple[float, float] | 
     logarithms = [_log(ratio) for ratio in ratios]
     mean, half = _mean(logarithms), confidence_half_width(logarithms)
     return None if mean is None or half is None else (math.exp(mean - half), math.exp(mean + half))
+
+
+def find_interval(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """Ends of the 95 % interval of the mean; None for one value or a missing one."""
+    mean, half = _mean(values), confidence_half_width(values)
+    return None if mean is None or half is None else (mean - half, mean + half)
 
 
 def _log(ratio: float | None) -> float | None:
@@ -397,3 +480,24 @@ def student_quantile(degrees_of_freedom: int) -> float:
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / n + second / n**2 + third / n**3
+
+
+def find_p_value(differences: Sequence[float | None]) -> float | None:
+    """Two-sided p-value of a paired t-test; None for fewer than five seeds, a missing value or equal ones."""
+    present = [each for each in differences if each is not None]
+    if len(present) < max(len(differences), LEAST_SEEDS_TO_TEST) or (spread := stdev(present)) == 0:
+        return None
+    return student_tail(abs(fmean(present)) * math.sqrt(len(present)) / spread, len(present) - 1)
+
+
+def student_tail(t: float, degrees_of_freedom: int) -> float:
+    """Probability that Student's t is beyond ±t: the finite sums of Abramowitz and Stegun, 26.7.3 and 4."""
+    angle = math.atan(t / math.sqrt(degrees_of_freedom))
+    odd = degrees_of_freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if degrees_of_freedom > 1 else 0.0
+    for number in range(2 + odd, degrees_of_freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (number - 1) / number
+        total += term
+    inside = math.sin(angle) * total
+    return 1.0 - (2 / math.pi * (angle + inside) if odd else inside)

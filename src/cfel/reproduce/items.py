@@ -17,7 +17,7 @@ import tomli_w
 
 import cfel
 from cfel import validation
-from cfel.api.runs import PlannedRun, scheme_folder
+from cfel.api.runs import PlannedRun, row_folder
 from cfel.errors import InputError, describe_error
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, parse_variants
@@ -214,7 +214,7 @@ def _plan_run(
         f"rounds.stop={_choose_stop(request, scheme)}",
     ]
     changes += [] if rate is None else [f"local.learning_rate={rate}"]
-    folder = Path(scheme_folder(scheme)) / f"seed-{seed}"
+    folder = Path(row_folder(scheme)) / f"seed-{seed}"
     name = f"{scheme} (seed {seed})"
     if value is not None:
         changes += _list_sweep_changes(request, value)

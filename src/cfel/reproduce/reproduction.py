@@ -19,7 +19,8 @@ from cfel.control import Budget
 from cfel.durable import replace_file
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment
-from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.device_messages import Order
+from cfel.metric import ACCURACY
 from cfel.report import Run, load_runs, summarise, write_summary
 from cfel.report.figures import read_field
 from cfel.report.load import load_all
@@ -263,7 +264,7 @@ def measure_pace(experiment: Experiment) -> Pace:
 
 
 def _build_job(world: World, device: int, tau: int) -> Job:
-    order = DeviceOrder(
+    order = Order(
         seed=world.setting.seed,
         global_round=0,
         edge_round=0,
@@ -301,4 +302,4 @@ def count_rounds_left(run: PlannedRun) -> int:
         return rounds
     last, fleet = records[-1], directory.fleet()
     budget = Budget(fleet.seconds_budget or math.inf, fleet.joules_budget or math.inf)
-    return 0 if is_over(run.experiment.rounds, budget, last) else rounds - last.round
+    return 0 if is_over(run.experiment.rounds, budget, ACCURACY, last) else rounds - last.round

@@ -2,26 +2,42 @@
 
 Plans follow (σ² + G²)/G² of the devices' means: the larger it is, the fewer steps are asked of all, and one
 device could rule it. So a device that alone raises it by more than `most_influence` counts as the mean of the
-others. This limits what a device does to the others, not what it may report: on very uneven data honest σ²
-and G² differ by a factor of 300, but they grow together. As long as no device exceeds the limit, the means
+others, and so does one of many that raises it by less, but in round after round: honest noise has no such
+habit. This limits what a device does to the others, not what it may report: on very uneven data honest σ²
+and G² differ by a factor of 300, but they grow together. As long as no device exceeds a limit, the means
 are those of Algorithm 3, to the last bit.
 """
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray
 from cfel.control.scheme import LEAST_GRADIENT_SHARE
+from cfel.control.setting import Setting
 from cfel.learning.local.estimates import Estimates
-from cfel.rounds.kernel import FleetEstimates
+from cfel.rounds.kernel import ControlState, FleetEstimates
 
 MOST_MEDIANS = 1000.0
 """How far above the median a device's estimates may be, in any direction.
 
 Chosen by hand, above the factor of 300 between honest devices on very uneven data (docs/security.md).
 """
+
+_MOST_REPORTED = 1e6
+"""How far above the upper quartile an honest device may be.
+
+Once most devices fit all their samples, their gradients vanish, and the median with them. One hard sample of
+another device was 5,000 medians above it in a long run of `examples/tiny.toml`.
+"""
+
+_NEW_SHARE = 0.1
+"""Weight of the newest round in the running mean of a device's influence."""
+
+_MOST_HABIT = 2.5
+"""Most of that mean, times the number of devices: honest devices stay below it even in single rounds."""
 
 _FEW_DEVICES = 8
 """Of fewer devices, noise alone raises the quotient far more."""
@@ -40,7 +56,11 @@ def needs_estimates(estimator: str, known: Sequence[Estimates | None]) -> bool:
 
 
 def combine_estimates(
-    known: Sequence[Estimates | None], present: BoolArray | None = None, *, small_batches: bool = False
+    known: Sequence[Estimates | None],
+    present: BoolArray | None = None,
+    *,
+    small_batches: bool = False,
+    habits: FloatArray | None = None,
 ) -> FleetEstimates:
     """Every device's σ² and G²; the mean of the others where a device has none or implausible ones.
 
@@ -48,26 +68,84 @@ def combine_estimates(
         known: every device's newest.
         present: the devices that the plan is for; None for all.
         small_batches: whether G² may come from a smaller batch than the full one, whose noise σ² is.
+        habits: of `update_habits`.
     """
     both = _both(known)
-    strange, influential = _find_implausible(both, present, small_batches)
+    strange, influential = _find_implausible(both, present, small_batches, habits)
     missing = np.isnan(both[:, 0]) | strange | influential
     both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
     return FleetEstimates(both[:, 0], both[:, 1], _mean_kept_energy(known))
 
 
+def view_estimates(
+    setting: Setting, control: ControlState, known: Sequence[Estimates | None], present: BoolArray
+) -> FleetEstimates:
+    """What the scheme sees of the estimates; arguments as for `combine_estimates`."""
+    small = setting.small_batches is not None
+    return combine_estimates(known, present, small_batches=small, habits=control.habits)
+
+
+def note_habits(
+    setting: Setting, control: ControlState, known: Sequence[Estimates | None], present: BoolArray
+) -> ControlState:
+    """The control after a plan with these estimates."""
+    small = setting.small_batches is not None
+    return replace(control, habits=update_habits(control.habits, known, present, small_batches=small))
+
+
+def update_habits(
+    habits: FloatArray | None,
+    known: Sequence[Estimates | None],
+    present: BoolArray | None = None,
+    *,
+    small_batches: bool = False,
+) -> FloatArray | None:
+    """Running means of the share by which each device raises (σ² + G²)/G²; None for few devices.
+
+    Starts at zero, so that no single round makes a habit. Other arguments as for `combine_estimates`.
+    """
+    both = _both(known)
+    strange, influential = _find_implausible(both, present, small_batches, habits)
+    counted = _find_counted(both, strange, present)
+    if np.count_nonzero(counted) < _FEW_DEVICES:
+        return habits
+    before = np.zeros(len(both)) if habits is None else habits
+    influence = _influence_on(both, counted & ~influential)
+    after: FloatArray = np.where(counted, before + _NEW_SHARE * (influence - before), before)
+    return after
+
+
 def implausible_devices(
-    known: Sequence[Estimates | None], present: BoolArray | None = None, *, small_batches: bool = False
+    known: Sequence[Estimates | None],
+    present: BoolArray | None = None,
+    *,
+    small_batches: bool = False,
+    habits: FloatArray | None = None,
 ) -> list[int]:
     """The devices to report: their estimates are impossible, or would rule the plans of many.
 
-    Of few devices, an honest one rules the plans in a few rounds of a hundred. It counts as the mean of the
-    others, too, without a message. Arguments as for `combine_estimates`.
+    Of few devices, an honest one rules the plans in a few rounds of a hundred, and where most gradients have
+    vanished, one that still learns is far above the median. These count as the mean of the others, too,
+    without a message. Arguments as for `combine_estimates`.
     """
     both = _both(known)
-    strange, influential = _find_implausible(both, present, small_batches)
+    _, influential = _find_implausible(both, present, small_batches, habits)
     many = np.count_nonzero(~np.isnan(both[:, 0])) >= _FEW_DEVICES
-    found: list[int] = np.flatnonzero(strange | influential if many else strange).tolist()
+    found = find_impossible(known, small_batches=small_batches)
+    return sorted({*found, *np.flatnonzero(influential).tolist()}) if many else found
+
+
+def find_impossible(known: Sequence[Estimates | None], *, small_batches: bool = False) -> list[int]:
+    """The devices whose estimates no honest device has, whatever its data."""
+    both = _both(known)
+    sizes = _sizes(both)
+    positive = sizes[sizes > 0]
+    # Not the largest of the others: two liars would vouch for each other.
+    usual = float(np.quantile(positive, 0.75, method="lower")) if positive.size else math.inf
+    impossible = sizes > _MOST_REPORTED * usual
+    if not small_batches:
+        impossible |= _are_impossible(both)
+    found: list[int] = np.flatnonzero(impossible).tolist()
     return found
 
 
@@ -86,15 +164,31 @@ def most_influence(devices: int, others_ratio: float) -> float:
 
 
 def _find_implausible(
-    both: FloatArray, present: BoolArray | None, small_batches: bool
+    both: FloatArray, present: BoolArray | None, small_batches: bool, habits: FloatArray | None
 ) -> tuple[BoolArray, BoolArray]:
-    """Estimates that no honest device has, and those that would rule the plans."""
-    reported = ~np.isnan(both[:, 0])
+    """Estimates that no honest device has while all learn, and those that would rule the plans."""
     far = _are_far(both)
     # The noise of a small batch may exceed that of a full one by any factor, if a device has few samples.
-    strange = reported & (far if small_batches else far | _are_impossible(both))
-    counted = reported & ~strange if present is None else reported & ~strange & present
-    return strange, _find_influential(both, counted)
+    strange = ~np.isnan(both[:, 0]) & (far if small_batches else far | _are_impossible(both))
+    counted = _find_counted(both, strange, present)
+    habitual = _find_habitual(counted, habits)
+    return strange, habitual | _find_influential(both, counted & ~habitual)
+
+
+def _find_counted(both: FloatArray, strange: BoolArray, present: BoolArray | None) -> BoolArray:
+    counted: BoolArray = ~np.isnan(both[:, 0]) & ~strange
+    return counted if present is None else counted & present
+
+
+def _find_habitual(counted: BoolArray, habits: FloatArray | None) -> BoolArray:
+    """Devices that raise the quotient in round after round; always less than half of all, and of many."""
+    devices, habitual = int(np.count_nonzero(counted)), np.zeros_like(counted)
+    if habits is None or devices < _FEW_DEVICES:
+        return habitual
+    over = np.flatnonzero(counted & (habits > _MOST_HABIT / devices))
+    worst = over[np.argsort(-habits[over], kind="stable")][: (devices - 1) // 2]
+    habitual[worst] = True
+    return habitual
 
 
 def _are_impossible(both: FloatArray) -> BoolArray:
@@ -103,8 +197,13 @@ def _are_impossible(both: FloatArray) -> BoolArray:
     return impossible
 
 
+def _sizes(both: FloatArray) -> FloatArray:
+    sizes: FloatArray = np.minimum(np.abs(both), np.finfo(np.float64).max / 2).sum(axis=1)
+    return sizes
+
+
 def _are_far(both: FloatArray) -> BoolArray:
-    sizes = np.minimum(np.abs(both), np.finfo(np.float64).max / 2).sum(axis=1)
+    sizes = _sizes(both)
     # Devices that report zeros (one batch holds all their data) are no measure for the others.
     positive = sizes[sizes > 0]
     usual = float(np.median(positive)) if positive.size else math.inf
@@ -138,6 +237,18 @@ def _influence(both: FloatArray) -> FloatArray:
     comparable = np.abs(others).sum(axis=1) > 0
     raised = _noise_ratio(_means(both)) / _noise_ratio(others) - 1
     return np.where(comparable, raised, 0.0)
+
+
+def _influence_on(both: FloatArray, kept: BoolArray) -> FloatArray:
+    """By what share each device raises, or would raise, (σ² + G²)/G² of the mean of those that are kept."""
+    # Scaled, because squares of diverging gradients may be near the largest float.
+    both = both / (np.abs(both[kept]).max() or 1.0)
+    total, devices = both[kept].sum(axis=0), int(np.count_nonzero(kept))
+    inside = kept[:, None]
+    others = (total - np.where(inside, both, 0.0)) / np.where(inside, devices - 1, devices)
+    joined = (total + np.where(inside, 0.0, both)) / np.where(inside, devices, devices + 1)
+    influence: FloatArray = _noise_ratio(joined) / _noise_ratio(others) - 1
+    return np.nan_to_num(influence)
 
 
 def _means(both: FloatArray) -> FloatArray:

@@ -8,8 +8,9 @@
 Numbers only: who trains, and where, is up to the driver. What becomes of a global round is in `records`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
@@ -34,11 +35,15 @@ from cfel.cost import (
     realised_joules,
     realised_seconds,
 )
-from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.device_messages import DeviceOrder, Order
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
+from cfel.metric import Metric
 from cfel.runlog import RoundRecord
 from cfel.system import Conditions
+
+# Plans fill caps and deadlines up to rounding.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +57,7 @@ class ControlState:
         realised: what was spent with the steps really taken.
         spent_joules: per device, in the account that the budget counts.
         losses: newest mean training loss of every device, NaN before its first; None before any.
+        habits: how much each device usually raises (σ² + G²)/G² of all (`rounds.estimates`); None before any.
     """
 
     rounds_done: int
@@ -60,6 +66,7 @@ class ControlState:
     realised: Ledger
     spent_joules: FloatArray
     losses: FloatArray | None = None
+    habits: FloatArray | None = None
 
     def ledger(self, setting: Setting) -> Ledger:
         """The account that the budget counts."""
@@ -132,7 +139,7 @@ def observe(
         global_round=control.rounds_done,
         edge_round=edge_round,
         rounds=setting.rounds,
-        conditions=conditions,
+        conditions=setting.fleet.misjudge(setting.seed, conditions),
         cluster=setting.fleet.cluster,
         sigma2=estimates.sigma2,
         g2=estimates.g2,
@@ -145,6 +152,8 @@ def observe(
         losses=control.losses,
         samples=setting.fleet.samples,
         small_batches=setting.small_batches,
+        exchange_seconds=float(setting.exchange_seconds.max()) * setting.exchanges_per_edge_round,
+        exchange_joules=setting.compute_backhaul_joules(control.rounds_done) / setting.rounds.edge_rounds,
     )
 
 
@@ -154,6 +163,22 @@ def plan_edge_round(
     """The scheme's plan, and the control with its next state."""
     plan, state = plan_by_scheme(setting.scheme, control.scheme, observation)
     return plan, replace(control, scheme=state)
+
+
+def find_late(
+    setting: Setting, conditions: Conditions, plan: RoundPlan, work: Sequence[DeviceWork]
+) -> set[int]:
+    """The devices whose uploads come after the deadline, though their plans do not.
+
+    Random steps may be more than were planned, and bits on the wire more than θ. Arguments as for
+    `compute_outcome`; `work` may be that of some devices only.
+    """
+    deadline = setting.scheme.deadline_seconds
+    if deadline == np.inf:
+        return set()
+    steps, wire_bits = _list_work(setting, work)
+    seconds, _ = _realise(setting, plan.apply_speed(conditions), plan, steps, wire_bits)
+    return {each.device for each in work if seconds[each.device] > deadline * (1 + _ROUNDING)}
 
 
 def compute_outcome(
@@ -166,26 +191,19 @@ def compute_outcome(
         conditions: of the edge round, with who took part.
         plan: what the devices were asked.
         work: what they did, by device id; without any, nothing was realised.
+
+    Nobody waits beyond the deadline. A device that was late is charged for all it did.
     """
-    fleet, tau = setting.fleet, setting.rounds.local_steps
-    steps, wire_bits = np.zeros(fleet.devices), np.zeros(fleet.devices)
-    losses: dict[int, float] = {}
-    for each in work:
-        steps[each.device] = each.steps
-        wire_bits[each.device] = each.wire_bits * setting.charged_share
-        if each.steps:
-            losses[each.device] = each.loss
-    sent = wire_bits / setting.model_bits if setting.uploads == "wire" else plan.theta
+    fleet, tau, work = setting.fleet, setting.rounds.local_steps, tuple(work)
+    steps, wire_bits = _list_work(setting, work)
+    losses = {each.device: each.loss for each in work if each.steps}
     now, present = plan.apply_speed(conditions), conditions.available
     expected = (
         device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu),
         device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power),
     )
-    charged = setting.charge_steps(steps, plan.rho)
-    realised = (
-        realised_seconds(charged, sent, now.mu, now.nu),
-        realised_joules(charged, sent, now.alpha, now.nu, now.power),
-    )
+    seconds, joules = _realise(setting, now, plan, steps, wire_bits)
+    realised = (np.minimum(seconds, setting.scheme.deadline_seconds), joules)
     seconds, joules = expected if setting.accounting == "expected" else realised
     return EdgeRoundOutcome(
         conditions=conditions,
@@ -197,6 +215,27 @@ def compute_outcome(
         expected=edge_round_cost(*expected, fleet.cluster, fleet.clusters, present),
         realised=edge_round_cost(*realised, fleet.cluster, fleet.clusters, present),
         losses=losses,
+    )
+
+
+def _list_work(setting: Setting, work: Iterable[DeviceWork]) -> tuple[FloatArray, FloatArray]:
+    """Steps and charged bits of every device; 0 for those that are not in `work`."""
+    steps, wire_bits = np.zeros(setting.fleet.devices), np.zeros(setting.fleet.devices)
+    for each in work:
+        steps[each.device] = each.steps
+        wire_bits[each.device] = each.wire_bits * setting.charged_share
+    return steps, wire_bits
+
+
+def _realise(
+    setting: Setting, now: Conditions, plan: RoundPlan, steps: FloatArray, wire_bits: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds and joules of every device for what it did."""
+    sent = wire_bits / setting.model_bits if setting.uploads == "wire" else plan.theta
+    charged = setting.charge_steps(steps, plan.rho, plan.local_steps)
+    return (
+        realised_seconds(charged, sent, now.mu, now.nu),
+        realised_joules(charged, sent, now.alpha, now.nu, now.power),
     )
 
 
@@ -275,34 +314,37 @@ def make_order(
     theta: float,
     model: FlatModel,
     rate: float = 1.0,
+    local_steps: int | None = None,
+    speed: float = 1.0,
 ) -> DeviceOrder:
-    """The order to one device in one edge round.
+    """The order to one device in one edge round, with ρ, θ and `local_steps` of the plan.
 
-    Simulator, edge servers and devices make orders here, so that all train on the same random streams.
+    Simulator and edge servers make orders here, so that all train on the same random streams.
     """
-    return DeviceOrder(
+    return Order(
         seed=setting.seed,
         global_round=global_round,
         edge_round=edge_round,
         device=device,
-        rho=rho,
+        rho=float(setting.share_step(rho, local_steps)),
         theta=theta,
-        tau=setting.rounds.local_steps,
+        tau=local_steps or setting.rounds.local_steps,
         model=model,
         rate=rate,
+        speed=speed,
     )
 
 
-def find_rate(local: LocalParameters, observation: Observation) -> float:
-    """The share of the learning rate that the schedule leaves in an edge round, for all devices."""
+def find_used(local: LocalParameters, observation: Observation) -> float:
+    """The share of the run that is over, in [0, 1], as schedules of learning rates count it."""
     rounds = observation.rounds
     if local.schedule_by == "rounds":
         done = observation.global_round * rounds.edge_rounds + observation.edge_round
-        return local.find_rate(done / (rounds.global_rounds * rounds.edge_rounds))
+        return done / (rounds.global_rounds * rounds.edge_rounds)
     ledger, budget = observation.ledger, observation.budget
     seconds = ledger.seconds + max(ledger.elapsed_seconds)
     joules = ledger.joules + ledger.elapsed_joules
-    return local.find_rate(min(1.0, max(seconds / budget.seconds, joules / budget.joules)))
+    return min(1.0, max(seconds / budget.seconds, joules / budget.joules))
 
 
 def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]) -> dict[int, float]:
@@ -312,27 +354,81 @@ def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]
     # The paper weighs devices alike. Schemes that average by samples say so in their `gossip`.
     if setting.scheme.gossip.weights == "equal":
         return dict.fromkeys(samples, 1.0)
-    return {device: float(held) for device, held in samples.items()}
+    return _cap_samples(setting, samples)
 
 
-def is_over(rounds: Rounds, budget: Budget, record: RoundRecord) -> bool:
+def _cap_samples(setting: Setting, samples: Mapping[int, int]) -> dict[int, float]:
+    """What devices say they hold, up to what is known of them, or twice the cluster's median if that is more.
+
+    A device that claims 2⁵³ samples would else be the only one that counts.
+    """
+    # The lower of two middle values: of two devices, the larger claim must not vouch for itself.
+    usual = float(median_low(samples.values())) if samples else 0.0
+    known = setting.fleet.samples
+    return {
+        device: min(float(held), max(2.0 * usual, 0.0 if known is None else float(known[device])))
+        for device, held in samples.items()
+    }
+
+
+def is_over(rounds: Rounds, budget: Budget, metric: Metric, record: RoundRecord) -> bool:
     """Whether a run ends with this round: all rounds done, a budget used up, or the target reached."""
-    if record.round >= rounds.global_rounds or _stops_at_budget(rounds, budget, record):
+    if record.round >= rounds.global_rounds or _is_used_up(rounds, budget, record) or record.ends_at_budget:
         return True
     # A round that was not evaluated cannot reach the target; the run continues until one is.
     if rounds.stop != "target" or rounds.target is None or record.accuracy is None:
         return False
-    return record.accuracy >= rounds.target
+    return metric.reaches(record.accuracy, rounds.target)
 
 
-def is_evaluated(setting: Setting, every: int, control: ControlState) -> bool:
+def is_evaluated(
+    setting: Setting, every: int, control: ControlState, *, ends_at_budget: bool = False
+) -> bool:
     """Whether the round just closed is evaluated: every so many rounds, and the last one always."""
     rounds, ledger = setting.rounds, control.ledger(setting)
     # Whether a target is reached is known only after evaluation, so `is_over` cannot be asked here.
-    last = control.rounds_done >= rounds.global_rounds or _stops_at_budget(rounds, setting.budget, ledger)
-    return last or control.rounds_done % every == 0
+    last = control.rounds_done >= rounds.global_rounds or _is_used_up(rounds, setting.budget, ledger)
+    return last or ends_at_budget or control.rounds_done % every == 0
 
 
-def _stops_at_budget(rounds: Rounds, budget: Budget, spent: Ledger | RoundRecord) -> bool:
+def _is_used_up(rounds: Rounds, budget: Budget, spent: Ledger | RoundRecord) -> bool:
     used_up = spent.seconds >= budget.seconds or spent.joules >= budget.joules
     return rounds.stop == "budget" and used_up
+
+
+def ends_at_budget(setting: Setting, control: ControlState, look_ahead: Callable[[], Observation]) -> bool:
+    """Whether the round just closed is the last because the budgets do not cover another.
+
+    A scheme that keeps to budgets would plan such a round at its lower bounds, learn next to nothing and
+    overrun all the same. At most what a round has cost on average so far is left unused.
+
+    Args:
+        setting: the controlled system.
+        control: after the round.
+        look_ahead: what the scheme would see at the start of the next round.
+    """
+    if not (setting.scheme.keeps_budgets and _is_nearly_spent(setting, control)):
+        return False
+    observation = look_ahead()
+    plan, _ = plan_edge_round(setting, control, observation)
+    # The other edge rounds of the round are taken to cost what its first one would.
+    conditions, edge_rounds = plan.leave_out(observation.conditions), setting.rounds.edge_rounds
+    outcome = compute_outcome(replace(setting, accounting="expected"), conditions, plan, work=())
+    left, gossip = control.ledger(setting), observation.gossip_seconds_left
+    seconds = float((edge_rounds * outcome.expected.seconds + gossip).max())
+    joules = edge_rounds * outcome.expected.joules
+    wider = 1 + _ROUNDING
+    return (
+        left.seconds + seconds > observation.budget.seconds * wider
+        or left.joules + joules > observation.budget.joules * wider
+    )
+
+
+def _is_nearly_spent(setting: Setting, control: ControlState) -> bool:
+    """Whether less is left of a budget than a round has cost on average; false if nothing is left."""
+    rounds, budget, spent = setting.rounds, setting.budget, control.ledger(setting)
+    if rounds.stop != "budget" or control.rounds_done >= rounds.global_rounds:
+        return False
+    more = 1 + 1 / control.rounds_done
+    short = spent.seconds * more > budget.seconds or spent.joules * more > budget.joules
+    return short and not _is_used_up(rounds, budget, spent)

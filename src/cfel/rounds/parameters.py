@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from cfel import validation
+from cfel.control.scheme import SchemeParameters
 from cfel.errors import InputError, unknown_name
 from cfel.learning.edge import AggregationParameters
 from cfel.learning.local.algorithm import LocalAlgorithm
@@ -92,7 +93,10 @@ def choose_engine(engine: str, world: World) -> EngineChoice:
 
 
 def check_buffering(
-    aggregation: AggregationParameters, simulation: SimulationParameters, algorithm: LocalAlgorithm
+    aggregation: AggregationParameters,
+    simulation: SimulationParameters,
+    algorithm: LocalAlgorithm,
+    scheme: SchemeParameters,
 ) -> None:
     """Checks that the rest of the experiment allows a buffer, if there is one.
 
@@ -106,6 +110,8 @@ def check_buffering(
         raise InputError(
             f"{what}: who is first depends on the steps really taken; set simulation.accounting = 'realised'"
         )
+    if scheme.deadline_seconds is not None:
+        raise InputError(f"{what}: nobody waits for late updates anyway; leave scheme.deadline_seconds out")
     if aggregation.kind != "mean":
         raise InputError(f"{what}: late updates are discounted in a mean; set aggregation.kind = 'mean'")
     if algorithm.edge is not None:

@@ -14,6 +14,7 @@ from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
 from cfel.cost import NO_DEVICE, global_round_cost
 from cfel.learning.evaluate import Evaluation, choose_test_samples, measure_devices, summarise_devices
+from cfel.metric import Metric
 from cfel.rounds.kernel import ControlState, EdgeRoundOutcome, is_over
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.world import World
@@ -37,10 +38,11 @@ class RoundScores:
     personal_losses: FloatArray | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    def add_to(self, record: RoundRecord, *, per_device: bool) -> RoundRecord:
-        """The record with these values, and with those of edge models per device if asked for."""
+    def add_to(self, record: RoundRecord, metric: Metric, *, per_device: bool) -> RoundRecord:
+        """The record with these values of a metric, and with those of edge models per device if asked for."""
         record = replace(record, metrics=dict(self.metrics))
-        found = summarise_devices(self.devices()) if per_device and self.devices is not None else None
+        devices = self.devices() if per_device and self.devices is not None else None
+        found = None if devices is None else summarise_devices(devices, metric)
         if found is not None:
             record = replace(
                 record,
@@ -48,7 +50,7 @@ class RoundScores:
                 device_accuracy_worst=found.worst,
                 device_accuracy_spread=found.spread,
             )
-        own = None if self.personal is None else summarise_devices(self.personal)
+        own = None if self.personal is None else summarise_devices(self.personal, metric)
         if own is None or self.personal_losses is None:
             return record
         return replace(
@@ -68,6 +70,7 @@ def make_record(
     *,
     model_sha256: str,
     wall_seconds: float,
+    ends_at_budget: bool = False,
     peak_memory_bytes: int | None = None,
 ) -> RoundRecord:
     """The log's line for a global round that has just ended.
@@ -79,6 +82,7 @@ def make_record(
         scores: of its models; empty when the round was not evaluated.
         model_sha256: of the edge models.
         wall_seconds: real time the round took.
+        ends_at_budget: whether the budgets do not cover another round.
         peak_memory_bytes: most memory used so far, if known.
     """
     setting, ledger = world.setting, control.ledger(world.setting)
@@ -125,10 +129,13 @@ def make_record(
         ),
         upload_bytes=math.ceil(uploads),
         backhaul_bytes=math.ceil(backhaul),
+        backhaul_joules=setting.compute_backhaul_joules(control.rounds_done - 1),
+        download_bytes=math.ceil(sum(int(who.sum()) for who in present) * setting.full_model_bits / 8),
+        ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
     )
-    over = is_over(setting.rounds, setting.budget, record)
-    return scores.add_to(record, per_device=world.evaluation.measures_devices(over=over))
+    over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
+    return scores.add_to(record, setting.metrics[0], per_device=world.evaluation.measures_devices(over=over))
 
 
 def make_plan_table(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome], number: int) -> PlanTable:

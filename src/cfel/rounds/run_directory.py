@@ -144,11 +144,12 @@ def flatten(table: Mapping[str, Any], place: str = "") -> dict[str, Any]:
 
 
 def describe_fleet(setting: Setting) -> FleetDescription:
-    """Clusters, backhaul and budgets, as a report needs them."""
+    """Clusters, backhaul, budgets and metrics, as a report needs them."""
     return FleetDescription(
         cluster=tuple(setting.fleet.cluster.tolist()),
         edges=tuple(setting.backhaul.edges),
         mixing=tuple(tuple(row) for row in setting.backhaul.weights.tolist()),
         seconds_budget=setting.budget.seconds,
         joules_budget=setting.budget.joules,
+        metrics=setting.metrics,
     )

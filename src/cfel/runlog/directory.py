@@ -41,6 +41,7 @@ from cfel.durable import (
     translate_parse_errors,
 )
 from cfel.errors import InputError, RunDirectoryError, StorageError
+from cfel.metric import ACCURACY, Metric
 from cfel.runlog.checkpoint import Checkpoint, CheckpointWriter, read_checkpoint, remove_old_files
 from cfel.runlog.plans import PlanTable, plan_paths, read_plan, write_plan
 from cfel.runlog.records import RoundLog, RoundRecord, read_log
@@ -195,6 +196,7 @@ class FleetDescription:
         mixing: the mixing matrix W, one row per cluster; rows sum to 1.
         seconds_budget: time budget, or None for no limit.
         joules_budget: energy budget of all devices together, or None for no limit.
+        metrics: what the task measures: first the metric that records call accuracy, then further ones.
     """
 
     cluster: tuple[int, ...]
@@ -202,6 +204,7 @@ class FleetDescription:
     mixing: tuple[tuple[float, ...], ...]
     seconds_budget: float | None = None
     joules_budget: float | None = None
+    metrics: tuple[Metric, ...] = (ACCURACY,)
 
     def __post_init__(self) -> None:
         """Converts arrays and lists to tuples of plain numbers and checks that they are consistent."""
@@ -209,6 +212,8 @@ class FleetDescription:
         object.__setattr__(self, "edges", tuple((int(a), int(b)) for a, b in self.edges))
         object.__setattr__(self, "mixing", tuple(tuple(float(w) for w in row) for row in self.mixing))
         self._check_clusters()
+        if not self.metrics:
+            raise InputError("metrics: must name at least one metric")
         for name in ("seconds_budget", "joules_budget"):
             value = getattr(self, name)
             limit = None if value in (None, math.inf) else validation.check_number(name, value, above=0)
@@ -241,6 +246,7 @@ class FleetDescription:
     def to_json(self) -> str:
         """The document of `fleet.json`."""
         document = {"clusters": self.clusters, "devices": self.devices, **msgspec.to_builtins(self)}
+        document["metrics"] = list_metrics(self.metrics)
         return json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -251,6 +257,11 @@ class FleetDescription:
             InputError: the text is no such document.
         """
         return convert_document(parse_json(text), cls)
+
+
+def list_metrics(metrics: Sequence[Metric]) -> list[dict[str, str]]:
+    """Metrics as plain values."""
+    return [{"name": each.name, "unit": each.unit, "better": each.better} for each in metrics]
 
 
 def holds_run(path: Path) -> bool:

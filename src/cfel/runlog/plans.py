@@ -93,18 +93,27 @@ def plan_paths(directory: Path) -> Iterator[tuple[int, Path]]:
 
 def write_plan(directory: Path, plan: PlanTable) -> None:
     """Writes the table; a reader never finds a part of it."""
+    replace_file(plan_path(directory, plan.round), encode_plan(plan))
+
+
+def encode_plan(plan: PlanTable) -> bytes:
+    """The content of the table's file."""
     columns = {"round": np.full(len(plan.device), plan.round, dtype=np.int32)}
     columns |= {name: getattr(plan, name) for name in column_names()}
     buffer = BytesIO()
     pq.write_table(pa.table(columns), buffer, compression="zstd")
-    replace_file(plan_path(directory, plan.round), buffer.getvalue())
+    return buffer.getvalue()
 
 
 def read_plan(directory: Path, global_round: int) -> PlanTable:
     """Reads the table of one global round; a `StorageError` says if it is missing or damaged."""
     path = plan_path(directory, global_round)
     check_directory(path.parent)
-    content = read_bytes(path)
+    return decode_plan(path, global_round, read_bytes(path))
+
+
+def decode_plan(path: Path, global_round: int, content: bytes) -> PlanTable:
+    """The table in the content of its file; a `StorageError` says if it is damaged."""
     with translate_parse_errors(path):
         return PlanTable(round=global_round, **_read_columns(content))
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cfel.durable import read_bytes, replace_file, translate_os_errors
+from cfel.durable import read_bytes, translate_os_errors
 from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
 from cfel.validation import check_keys, check_number, convert_document, parse_json
 from cfel.wording import show
@@ -31,8 +31,21 @@ WALL_CLOCK_FIELDS = ("wall_seconds", "peak_memory_bytes")
 """Fields that differ between two runs of the same experiment; all others are equal to the last bit."""
 
 METRICS = (
-    *("accuracy", "loss", "seconds", "joules", "rho_mean", "theta_mean", "sigma2", "g2", "gap"),
+    *(
+        "accuracy",
+        "loss",
+        "seconds",
+        "joules",
+        "seconds_expected",
+        "joules_expected",
+        "rho_mean",
+        "theta_mean",
+        "sigma2",
+        "g2",
+        "gap",
+    ),
     *("wire_bytes", "steps_planned", "steps_taken", "upload_bytes_planned", "upload_bytes", "backhaul_bytes"),
+    *("backhaul_joules", "download_bytes"),
     *("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread"),
     *("personal_accuracy_mean", "personal_accuracy_worst", "personal_accuracy_spread", "personal_loss"),
 )
@@ -59,7 +72,7 @@ class RoundRecord:
         joules_expected: energy likewise.
         seconds_realised: time since the start with the steps actually taken.
         joules_realised: energy likewise.
-        accuracy: the task's metric, larger is better; None when this round was not evaluated.
+        accuracy: the task's metric (`FleetDescription.metrics`); None when this round was not evaluated.
         loss: mean training loss of the round; None when no device took a step.
         rho_mean: mean of ρ over devices and edge rounds.
         theta_mean: mean of θ over devices and edge rounds.
@@ -79,6 +92,10 @@ class RoundRecord:
         upload_bytes_planned: bytes of this round's uploads by the plans, Σ θ times a full model.
         upload_bytes: bytes that devices sent, indices included.
         backhaul_bytes: bytes of models between edge servers in this round.
+        backhaul_joules: energy of these, part of `joules`; 0 where it is not charged
+            (`topology.joules_per_bit`).
+        download_bytes: bytes of models that devices fetched in this round, with what edge servers remember
+            beside them; as in the paper, neither their time nor their energy is charged.
         device_accuracy_mean: mean over devices of the metric on test samples like their own; None if not
             evaluated per device (`simulation.device_accuracy`).
         device_accuracy_worst: mean over the worst tenth of the devices.
@@ -88,6 +105,7 @@ class RoundRecord:
         personal_accuracy_spread: standard deviation over devices.
         personal_loss: mean over devices of the task's loss of these models, on the same samples.
         metrics: the task's further metrics by their own names, averaged like accuracy; empty without.
+        ends_at_budget: whether the run ends with this round because the budgets do not cover another.
         peak_memory_bytes: most memory that the simulating process has used so far, without workers in other
             processes; None if not known.
     """
@@ -119,6 +137,8 @@ class RoundRecord:
     upload_bytes_planned: int | None = None
     upload_bytes: int | None = None
     backhaul_bytes: int | None = None
+    backhaul_joules: float | None = None
+    download_bytes: int | None = None
     device_accuracy_mean: float | None = None
     device_accuracy_worst: float | None = None
     device_accuracy_spread: float | None = None
@@ -127,6 +147,7 @@ class RoundRecord:
     personal_accuracy_spread: float | None = None
     personal_loss: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    ends_at_budget: bool = False
     peak_memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -167,8 +188,12 @@ _Values = msgspec.defstruct("_Values", [(each.name, each.type) for each in field
 
 
 def read_metrics(record: RoundRecord) -> dict[str, float]:
-    """The values that a round has, and the task's own metrics; without an evaluation there is no accuracy."""
-    found = ((name, getattr(record, name)) for name in METRICS)
+    """The values that a round has, and the task's own metrics; without an evaluation there is no accuracy.
+
+    `seconds` and `joules` are realised, whatever the budgets count.
+    """
+    realised = {"seconds": "seconds_realised", "joules": "joules_realised"}
+    found = ((name, getattr(record, realised.get(name, name))) for name in METRICS)
     own = {f"metrics/{name}": float(value) for name, value in record.metrics.items()}
     return {name: float(value) for name, value in found if value is not None} | own
 
@@ -233,7 +258,12 @@ def read_log(path: Path) -> LogContent:
     Raises:
         RunDirectoryError: a complete line is not a record, or the round before it is missing.
     """
-    lines = list(_parse_lines(path, read_bytes(path)))
+    return parse_log(path, read_bytes(path))
+
+
+def parse_log(path: Path, content: bytes) -> LogContent:
+    """The complete lines in the content of a log; see `read_log`."""
+    lines = list(_parse_lines(path, content))
     return LogContent(tuple(record for record, _ in lines), tuple(end for _, end in lines))
 
 
@@ -296,23 +326,13 @@ class LogReader:
         return [record for record, _ in lines]
 
 
-def has_rounds(directory: Path) -> bool:
-    """Whether a directory has a log that is not empty."""
-    path = directory / "rounds.jsonl"
-    return path.exists() and path.stat().st_size > 0
-
-
-def cut_damaged_log(path: Path) -> str:
-    """Cuts a log before its first line that is no record, and keeps a copy of it; returns what it did."""
-    whole = read_bytes(path)
+def find_damage(path: Path, content: bytes) -> tuple[int, int]:
+    """The first line of a log that is no record, counted from 1, and the byte where it begins."""
     lines, good = 0, 0
     with suppress(RunDirectoryError):
-        for _, end in _parse_lines(path, whole):
+        for _, end in _parse_lines(path, content):
             lines, good = lines + 1, end
-    copy = path.with_name(f"{path.name}.damaged")
-    replace_file(copy, whole)
-    replace_file(path, whole[:good])
-    return f"{path} was cut before line {lines + 1}, which is damaged; all of it is in {copy.name}"
+    return lines + 1, good
 
 
 class RoundLog:

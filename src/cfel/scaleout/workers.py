@@ -43,7 +43,7 @@ from cfel.arrays import IntArray
 from cfel.errors import ScaleoutError
 from cfel.learning.compressors import Compressor
 from cfel.learning.device import device_estimate, device_update
-from cfel.learning.device_messages import DeviceOrder, DeviceState
+from cfel.learning.device_messages import DeviceOrder, DeviceState, Order
 from cfel.learning.evaluate import Evaluation, evaluate
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import Estimates
@@ -66,24 +66,6 @@ class WorkerInfo(NamedTuple):
     node: str
     process: int
     versions: tuple[str, ...]
-
-
-class JobOrder(NamedTuple):
-    """A `DeviceOrder` whose model is a position among the models of the job."""
-
-    seed: int
-    global_round: int
-    edge_round: int
-    device: int
-    rho: float
-    theta: float
-    tau: int
-    model: int
-    rate: float
-
-    def with_model(self, models: Sequence[FlatModel]) -> DeviceOrder:
-        """The order itself."""
-        return DeviceOrder(*self[:-2], models[self.model], self.rate)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,15 +121,17 @@ class DeviceWorker:
         """Returns as soon as the worker has started."""
         return WorkerInfo(ray.get_runtime_context().get_node_id(), os.getpid(), VERSIONS)
 
-    def estimates(self, orders: Sequence[JobOrder], *models: FlatModel) -> list[Estimates]:
+    def estimates(self, orders: Sequence[Order[int]], *models: FlatModel) -> list[Estimates]:
         """Fresh estimates of σ² and G², in order."""
         return [
-            device_estimate(order.with_model(models), self._context.data(order.device), self._workspace)
+            device_estimate(
+                order.with_model(models[order.model]), self._context.data(order.device), self._workspace
+            )
             for order in orders
         ]
 
     def updates(
-        self, orders: Sequence[JobOrder], states: Sequence[DeviceState], *models: FlatModel
+        self, orders: Sequence[Order[int]], states: Sequence[DeviceState], *models: FlatModel
     ) -> tuple[float, list[JobResult]]:
         """Local training of some devices, in order, and the CPU seconds it took.
 
@@ -155,7 +139,12 @@ class DeviceWorker:
         """
         begin = time.thread_time()
         answers = [
-            device_update(order.with_model(models), self._context.data(order.device), state, self._workspace)
+            device_update(
+                order.with_model(models[order.model]),
+                self._context.data(order.device),
+                state,
+                self._workspace,
+            )
             for order, state in zip(orders, states, strict=True)
         ]
         return time.thread_time() - begin, answers
@@ -486,8 +475,7 @@ class RayExecutor:
         orders = []
         for order in group:
             number = numbers.setdefault(id(order.model), len(numbers))
-            values = (order.seed, order.global_round, order.edge_round, order.device)
-            orders.append(JobOrder(*values, order.rho, order.theta, order.tau, number, order.rate))
+            orders.append(order.with_model(number))
         return orders, *(self._stored[key][1] for key in numbers)
 
     def _update_arguments(self, group: Sequence[Job]) -> Arguments:

@@ -118,7 +118,8 @@ def _aggregate(
         {each.device: each.weight for each in ordered},
         world.edge_rules,
         share=len(ordered) / int(world.setting.fleet.sizes[cluster]),
-        rate=world.training.local.learning_rate * orders.rate,
+        rate=world.training.local.learning_rate * world.training.local.find_rate(orders.used),
+        used=orders.used,
     )
 
 

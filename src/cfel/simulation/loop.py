@@ -6,7 +6,7 @@ from `rounds`, arithmetic on models from `learning`, as they do in a deployment.
 
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,15 +14,17 @@ from itertools import groupby, islice
 
 import numpy as np
 
-from cfel.control.scheme import RoundPlan
+from cfel.control.scheme import Observation, RoundPlan
+from cfel.control.setting import Setting
 from cfel.errors import DivergedError
+from cfel.learning.device import return_update
 from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.edge import gossip_mix, mean_model, update_edge_model
 from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, complete_model, model_sha256
-from cfel.rounds.estimates import combine_estimates, needs_estimates
+from cfel.rounds.estimates import needs_estimates, note_habits, view_estimates
 from cfel.rounds.kernel import (
     DeviceWork,
     EdgeRoundOutcome,
@@ -31,7 +33,9 @@ from cfel.rounds.kernel import (
     close_global_round,
     compute_outcome,
     device_weights,
-    find_rate,
+    ends_at_budget,
+    find_late,
+    find_used,
     is_evaluated,
     is_over,
     make_order,
@@ -82,17 +86,31 @@ def simulate(
         averaged = map(world.edge_rules.add_to_average, state.models)
         control = close_global_round(setting, state.control)
         state = replace(state, control=control, models=tuple(averaged))
+        last = ends_at_budget(setting, control, partial(_look_ahead, setting, state))
         record = make_record(
             world,
             control,
             edge_rounds,
-            evaluate_round(world, executor, state),
+            evaluate_round(world, executor, state, ends_at_budget=last),
             model_sha256=model_sha256(state.models),
             wall_seconds=now() - begin,
+            ends_at_budget=last,
             peak_memory_bytes=measure_peak_memory(),
         )
         yield RoundOutcome(record, make_plan_table(setting, edge_rounds, record.round), state)
-        over = is_over(setting.rounds, setting.budget, record)
+        over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
+
+
+def _look_ahead(setting: Setting, state: RunState) -> Observation:
+    """What the scheme would see at the start of the next global round."""
+    control = state.control
+    conditions = setting.conditions(control.rounds_done, 0, control.spent_joules)
+    return _observe(setting, state, 0, conditions)
+
+
+def _observe(setting: Setting, state: RunState, edge_round: int, conditions: Conditions) -> Observation:
+    estimates = view_estimates(setting, state.control, state.estimates, conditions.available)
+    return observe(setting, state.control, edge_round, conditions, estimates)
 
 
 def run_edge_round(
@@ -109,16 +127,16 @@ def run_edge_round(
         conditions = conditions.without(find_busy(state.pending, setting.fleet.devices))
     with _name_cluster(world):
         state = estimate(world, executor, state, conditions, edge_round)
-        small_batches = setting.small_batches is not None
-        estimates = combine_estimates(state.estimates, conditions.available, small_batches=small_batches)
-        observation = observe(setting, control, edge_round, conditions, estimates)
+        observation = _observe(setting, state, edge_round, conditions)
+        control = note_habits(setting, control, state.estimates, conditions.available)
         plan, control = plan_edge_round(setting, control, observation)
-        conditions, rate = plan.leave_out(conditions), find_rate(world.training.local, observation)
+        conditions, used = plan.leave_out(conditions), find_used(world.training.local, observation)
+        rate = world.training.local.find_rate(used)
         orders = EdgeRoundOrders(
             number=control.rounds_done * setting.rounds.edge_rounds + edge_round,
             conditions=conditions,
             plan=plan,
-            rate=rate,
+            used=used,
             jobs=make_jobs(world, state, edge_round, conditions, plan, rate),
         )
         run = run_buffered if buffered else run_synchronous
@@ -139,7 +157,11 @@ def make_jobs(
     return [
         (
             make_order(
-                setting, number, edge_round, n, rho[n], theta[n], state.models[setting.fleet.cluster[n]], rate
+                setting,
+                *(number, edge_round, n, rho[n], theta[n]),
+                model=state.models[setting.fleet.cluster[n]],
+                rate=rate,
+                local_steps=plan.local_steps,
             ),
             state.devices[n],
         )
@@ -197,13 +219,23 @@ def run_synchronous(
         (order.device for order, _ in orders.jobs), setting.fleet.cluster.__getitem__
     ):
         numbers = list(members)
+        reports: Iterable[DeviceReport] = map(note, islice(answers, len(numbers)))
+        if setting.scheme.deadline_seconds < np.inf:
+            # Who is late is known only when all have ended their steps, so reports are kept until then.
+            done = list(reports)
+            late = find_late(setting, orders.conditions, orders.plan, work[len(work) - len(done) :])
+            for report in (each for each in done if each.device in late):
+                devices[report.device] = return_update(devices[report.device], report.update)
+            reports = [each for each in done if each.device not in late]
+            numbers = [n for n in numbers if n not in late]
         models[cluster] = update_edge_model(
             models[cluster],
-            map(note, islice(answers, len(numbers))),
+            reports,
             device_weights(setting, orders.plan, {n: world.data[n].samples for n in numbers}),
             world.edge_rules,
             share=len(numbers) / int(setting.fleet.sizes[cluster]),
-            rate=world.training.local.learning_rate * orders.rate,
+            rate=world.training.local.learning_rate * world.training.local.find_rate(orders.used),
+            used=orders.used,
         )
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     outcome = compute_outcome(setting, orders.conditions, orders.plan, work)
@@ -219,14 +251,16 @@ def run_gossip(world: World, executor: Executor, state: RunState, edge_rounds_do
     return replace(state, models=tuple(models), pending=work_during_gossip(world.setting, state))
 
 
-def evaluate_round(world: World, executor: Executor, state: RunState) -> RoundScores:
+def evaluate_round(
+    world: World, executor: Executor, state: RunState, *, ends_at_budget: bool = False
+) -> RoundScores:
     """Evaluates the models of a round; empty when the round is not evaluated.
 
     Where a part of the model is personal, an edge model cannot be evaluated alone: accuracy is then the mean
     over devices of their own models. Plans and costs do not depend on any of this.
     """
     setting, asked = world.setting, world.evaluation
-    if not is_evaluated(setting, asked.every, state.control):
+    if not is_evaluated(setting, asked.every, state.control, ends_at_budget=ends_at_budget):
         return RoundScores()
     models = [world.edge_rules.read_average(model) for model in state.models]
     if asked.on == "mean":

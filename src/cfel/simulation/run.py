@@ -88,7 +88,7 @@ def _write_rounds(
     done = RunDirectory.open(writer.path).records()
     with watch.follow() as progress:
         # A finished run is followed, too: a tracker may be new to it.
-        if done and is_over(world.setting.rounds, world.setting.budget, done[-1]):
+        if done and is_over(world.setting.rounds, world.setting.budget, world.setting.metrics[0], done[-1]):
             return
         last_saved, stopped = state.control.rounds_done, False
         diverged: DivergedError | None = None
@@ -96,7 +96,9 @@ def _write_rounds(
             for outcome in outcomes:
                 writer.append(outcome.record, outcome.plans)
                 state, number = outcome.state, outcome.record.round
-                over = is_over(world.setting.rounds, world.setting.budget, outcome.record)
+                over = is_over(
+                    world.setting.rounds, world.setting.budget, world.setting.metrics[0], outcome.record
+                )
                 stopped = watch.interrupted() and not over
                 if stopped or (checkpoint_every and number % checkpoint_every == 0):
                     writer.save_checkpoint(to_checkpoint(state))

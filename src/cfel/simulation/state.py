@@ -179,6 +179,8 @@ def to_checkpoint(state: RunState) -> Checkpoint:
     tensors["spent_joules"] = np.asarray(control.spent_joules)
     if control.losses is not None:
         tensors["losses"] = control.losses
+    if control.habits is not None:
+        tensors["habits"] = control.habits
     values = {
         "scheme": dict(control.scheme),
         "expected": control.expected.to_dict(),
@@ -201,6 +203,7 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
         realised=Ledger.from_dict(values["realised"]),
         spent_joules=np.array(tensors["spent_joules"], dtype=np.float64),
         losses=np.array(tensors["losses"], dtype=np.float64) if "losses" in tensors else None,
+        habits=np.array(tensors["habits"], dtype=np.float64) if "habits" in tensors else None,
     )
     known = unstack_estimates(tensors)
     size, devices = world.start.parameters.numel(), world.setting.fleet.devices
@@ -246,12 +249,12 @@ class EdgeRoundOrders(NamedTuple):
         number: of the edge round, counted through the whole run.
         conditions: of the devices that begin now.
         plan: what these are asked.
-        rate: share of the learning rate.
+        used: share of the run that is over, by which learning rates fall.
         jobs: the orders with the devices' states, by device and therefore by cluster.
     """
 
     number: int
     conditions: Conditions
     plan: RoundPlan
-    rate: float
+    used: float
     jobs: Sequence[tuple[DeviceOrder, DeviceState]]

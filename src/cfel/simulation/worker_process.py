@@ -29,7 +29,7 @@ from torch import Tensor
 
 from cfel.errors import CfelError, WorkerError
 from cfel.learning.compressors import SparseUpdate
-from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.device_messages import DeviceReport, DeviceState, Order
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.torch_state import prepare_thread
@@ -165,6 +165,6 @@ _REDUCTIONS = MappingProxyType(
     {Tensor: _tensor}
     | {
         kind: _by_fields(kind)
-        for kind in (DeviceOrder, DeviceState, DeviceReport, Estimates, FlatModel, SparseUpdate)
+        for kind in (Order, DeviceState, DeviceReport, Estimates, FlatModel, SparseUpdate)
     }
 )

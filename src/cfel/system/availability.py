@@ -17,7 +17,7 @@ from cfel.errors import InputError, unknown_name
 from cfel.seeding import draw_uniforms
 from cfel.system.conditions import round_index
 from cfel.system.tables import Table, number_texts, read_table
-from cfel.wording import plural
+from cfel.wording import plural, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,10 +186,12 @@ class Participation:
     by: str = "uniform"
 
     def __post_init__(self) -> None:
-        if isinstance(self.amount, int) and not isinstance(self.amount, bool):
-            validation.check_whole("fleet.participation", self.amount, least=1)
-        else:
-            validation.check_number("fleet.participation", self.amount, above=0, most=1)
+        number = isinstance(self.amount, int | float) and not isinstance(self.amount, bool)
+        if not number or not (self.amount >= 1 if isinstance(self.amount, int) else 0 < self.amount <= 1):
+            raise InputError(
+                f"fleet.participation = {show(self.amount)}: must be a share of the devices, > 0 and ≤ 1.0, "
+                "such as 0.2, or a number of devices, such as 20"
+            )
         for field, allowed in (("per", PERIODS), ("by", CHANCES)):
             if getattr(self, field) not in allowed:
                 raise InputError(unknown_name(f"fleet.participation_{field}", getattr(self, field), allowed))

@@ -33,6 +33,14 @@ WEIGHTS = ("uniform", "size")
 """What gossip averages towards: the same weight for every cluster, or in proportion to its devices."""
 
 
+JOULES_PER_BIT: Mapping[str, float] = MappingProxyType({"wired": 1.35e-8, "radio": 6.3e-8})
+"""Averages of the networks of the EU in 2020: 0.03 kWh/GB over fixed lines, 0.14 kWh/GB over mobile radio.
+
+From the European Commission's ICT impact study of 2020, as quoted at methodology.scope3.com/data_transfer;
+1 kWh/GB is 4.5e-7 J/bit. docs/guides/backhauls.md compares other figures.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class TopologyParameters:
     """The backhaul graph, as the experiment file's `[topology]` has it.
@@ -44,7 +52,8 @@ class TopologyParameters:
         file: edge list, two cluster numbers per line; "edges" only.
         edges: the same as pairs, instead of a file; "edges" only.
         weights: the mean that gossip converges to: "uniform" counts clusters, "size" counts devices.
-        joules_per_bit: energy of a bit between edge servers; 0, as in the paper, charges nothing.
+        joules_per_bit: energy of a bit over a link between edge servers: a number, or "wired" (1.35e-8) or
+            "radio" (6.3e-8) for published averages; 0, as in the paper, charges nothing.
     """
 
     kind: str = "ring"
@@ -52,7 +61,7 @@ class TopologyParameters:
     file: str | None = None
     edges: tuple[tuple[int, int], ...] = ()
     weights: str = "uniform"
-    joules_per_bit: float = 0.0
+    joules_per_bit: float | str = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
@@ -60,13 +69,23 @@ class TopologyParameters:
         if self.file is not None:
             validation.check_text("topology.file", self.file)
         validation.check_number("topology.p_edge", self.p_edge, above=0, most=1)
-        validation.check_number("topology.joules_per_bit", self.joules_per_bit, least=0)
+        if not isinstance(self.joules_per_bit, str):
+            validation.check_number("topology.joules_per_bit", self.joules_per_bit, least=0)
+        elif self.joules_per_bit not in JOULES_PER_BIT:
+            known = (*JOULES_PER_BIT, "a number")
+            raise InputError(unknown_name("topology.joules_per_bit", self.joules_per_bit, known))
         if self.weights not in WEIGHTS:
             raise InputError(unknown_name("topology.weights", self.weights, WEIGHTS))
         if self.kind == "edges" and (self.file is None) == (not self.edges):
             raise InputError("topology: kind 'edges' needs either `file` or `edges`, one of the two")
         given = enumerate(validation.check_list("topology.edges", self.edges))
         object.__setattr__(self, "edges", tuple(_check_pair(i, edge) for i, edge in given))
+
+    @property
+    def price_of_bit(self) -> float:
+        """Joules of a bit, where a name stands for a published average."""
+        price = self.joules_per_bit
+        return JOULES_PER_BIT[price] if isinstance(price, str) else price
 
 
 Builder = Callable[[TopologyParameters, int, int], "nx.Graph[int]"]

@@ -3,6 +3,9 @@
 A step on b of B samples costs o + (1 − o)·b/B of a step on all of them, in time and energy: o is what it
 costs to start a step, whatever its batch. So ρ means the same to plans and accounts as where steps are left
 out. `rounds.kernel` rounds every plan down to whole samples, so that what is planned is what happens.
+
+Training only the last layers is the same arithmetic: the forward pass is the fixed part, and tenths of the
+layers are what ρ buys.
 """
 
 from dataclasses import dataclass
@@ -75,3 +78,10 @@ class BatchShares:
         price = self.overhead + (1 - self.overhead) * samples / self.batch
         # Exactly one step for a full batch: rounding may end above 1, and ρ must not.
         return np.where(samples == self.batch, 1.0, price)
+
+
+FORWARD_SHARE = 1 / 3
+"""Of a step: by the usual count, the backward pass takes twice as long as the forward pass."""
+
+LAYER_SHARES = BatchShares(batch=10, overhead=FORWARD_SHARE)
+"""What ρ is in tenths of the layers, where only the last ones are trained; all are taken to cost alike."""

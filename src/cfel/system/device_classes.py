@@ -173,6 +173,8 @@ DEVICE_CLASSES: Mapping[str, DeviceClass] = MappingProxyType(
 
 MAX_BYTES = 1024**2
 _MAX_DEPTH = 16
+_ENCODINGS = ("utf-8", "utf-16", "us-ascii", "iso-8859-1")
+"""What expat itself can decode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +247,9 @@ class _EntryReader:
 
     def read(self, content: bytes) -> dict[str, _Entry]:
         parser = expat.ParserCreate()
+        parser.XmlDeclHandler = lambda _, encoding, __: self._check_encoding(
+            encoding, parser.CurrentLineNumber
+        )
         parser.StartDoctypeDeclHandler = lambda *_: self._fail(
             parser.CurrentLineNumber, "has a document type, which a power profile does not need"
         )
@@ -256,6 +261,11 @@ class _EntryReader:
         except expat.ExpatError as error:
             self._fail(error.lineno, f"is not XML: {expat.errors.messages[error.code]}")
         return self.entries
+
+    def _check_encoding(self, encoding: str | None, line: int) -> None:
+        # For any other, Python would look for a codec of that name, and some are no encodings of text.
+        if encoding is not None and encoding.lower() not in _ENCODINGS:
+            self._fail(line, f"encoding {show(encoding)}: must be one of {', '.join(_ENCODINGS)}")
 
     def _start(self, tag: str, given: dict[str, str], line: int) -> None:
         self._open.append(tag)

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import FloatArray, IntArray
 from cfel.errors import InputError
+from cfel.seeding import draw_uniforms
 from cfel.system.availability import (
     Availability,
     AvailabilityTrace,
@@ -45,6 +46,8 @@ class FleetParameters:
         participation: devices asked in an edge round, a share in (0, 1] or a whole number; 1.0 for all.
         participation_per: how often they are drawn, per "edge_round" or per "global_round".
         participation_by: chances of devices, all alike ("uniform") or by their training "samples".
+        estimate_error: how wrong plans are about μ, α and ν of every device, in [0, 1): each is taken to be
+            up to that share more or less, the same throughout the run. Costs are those of the true values.
     """
 
     devices: int = 64
@@ -55,6 +58,7 @@ class FleetParameters:
     participation: float = 1.0
     participation_per: str = "edge_round"
     participation_by: str = "uniform"
+    estimate_error: float = 0.0
 
     def __post_init__(self) -> None:
         validation.check_whole("fleet.devices", self.devices, least=1, most=MAX_DEVICES)
@@ -70,6 +74,7 @@ class FleetParameters:
             object.__setattr__(self, "battery_joules", tuple(battery.tolist()))
         elif self.battery_joules is not None:
             validation.check_number("fleet.battery_joules", self.battery_joules, least=0, finite=False)
+        validation.check_number("fleet.estimate_error", self.estimate_error, least=0, below=1)
         self.availability.check_devices(self.devices)
         if isinstance(self.conditions, HardwareConditions):
             self.conditions.check_devices(self.devices)
@@ -77,6 +82,11 @@ class FleetParameters:
                 raise InputError("fleet.battery_joules: not together with conditions.battery_share")
         # Also rejects a number of devices that does not fit the clusters.
         self.sampling().count(cluster_sizes(self.devices, self.clusters))
+
+    def assign_clusters(self) -> IntArray:
+        """The cluster of every device; devices of a cluster have consecutive ids."""
+        sizes = cluster_sizes(self.devices, self.clusters)
+        return validation.make_read_only(np.repeat(np.arange(sizes.size), sizes))
 
     def sampling(self) -> Participation:
         """Which of the available devices are asked."""
@@ -96,6 +106,7 @@ class Fleet:
         trace: when devices are there, or None for always.
         participation: which of the available devices are asked.
         samples: training samples per device; None where no data has been loaded.
+        estimate_error: how wrong plans are about μ, α and ν.
     """
 
     cluster: IntArray
@@ -106,6 +117,7 @@ class Fleet:
     trace: AvailabilityTrace | None = None
     participation: Participation = field(default_factory=Participation)
     samples: FloatArray | None = None
+    estimate_error: float = 0.0
 
     @property
     def devices(self) -> int:
@@ -145,17 +157,27 @@ class Fleet:
         sample = self.participation.draw(key, self.cluster, counts, found.available, self.samples)
         return replace(found, available=sample.chosen, weight=sample.weight)
 
+    def misjudge(self, seed: int, conditions: Conditions) -> Conditions:
+        """The conditions as plans see them: each device's μ, α and ν times a factor of its own."""
+        if not self.estimate_error:
+            return conditions
+        # Without a round: who judges a device wrongly does so all the time.
+        draws = draw_uniforms(seed, "estimate error", (), self.devices, 3).T
+        mu, alpha, nu = 1.0 + self.estimate_error * (2.0 * draws - 1.0)
+        return replace(
+            conditions, mu=mu * conditions.mu, alpha=alpha * conditions.alpha, nu=nu * conditions.nu
+        )
+
 
 def build_fleet(parameters: FleetParameters, seed: int = 0) -> Fleet:
     """Builds the fleet that the parameters describe; reads the trace if there is one.
 
     The experiment's seed decides which device has the battery of which class.
     """
-    sizes = cluster_sizes(parameters.devices, parameters.clusters)
     given = parameters.conditions
     return Fleet(
-        cluster=validation.make_read_only(np.repeat(np.arange(sizes.size), sizes)),
-        sizes=sizes,
+        cluster=parameters.assign_clusters(),
+        sizes=cluster_sizes(parameters.devices, parameters.clusters),
         model=read_trace(given.file, hold=given.after_end == "hold")
         if isinstance(given, TraceParameters)
         else given,
@@ -163,6 +185,7 @@ def build_fleet(parameters: FleetParameters, seed: int = 0) -> Fleet:
         battery_joules=_find_batteries(parameters, seed),
         trace=_read_trace(parameters.availability),
         participation=parameters.sampling(),
+        estimate_error=parameters.estimate_error,
     )
 
 

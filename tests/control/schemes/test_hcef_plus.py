@@ -8,8 +8,8 @@ import pytest
 
 from cfel.control import Observation, RoundPlan, SchemeParameters, build_scheme, round_caps
 from cfel.control.list_solver import THETA_LIST as LIST
-from cfel.control.schemes.hcef_plus import SWITCHES
-from cfel.cost import device_joules, device_seconds
+from cfel.control.schemes.hcef_plus import DELAY, SWITCHES, value_batches, value_steps, value_uploads
+from cfel.cost import device_joules, device_seconds, open_ledger
 from cfel.errors import InputError
 from cfel.system.batch_shares import BatchShares
 from tests.control.schemes.test_schemes import DEVICES, ROUNDS, observation
@@ -46,7 +46,7 @@ def test_both_caps_are_kept_at_the_clocks_of_the_plan() -> None:
 
 def test_it_computes_more_and_sends_less_than_hcef() -> None:
     seen = observation()
-    theirs = build_scheme(SchemeParameters())
+    theirs = build_scheme(SchemeParameters("hcef"))
     hcef = theirs.plan(theirs.init(), seen)[0]
     made = plan(seen)
     assert made.rho.mean() > hcef.rho.mean()
@@ -56,7 +56,7 @@ def test_it_computes_more_and_sends_less_than_hcef() -> None:
 def test_with_everything_off_it_is_p2_on_a_list() -> None:
     """The objective is P2's over σ² + G², so it cannot be below HCEF's certified bound by more than that."""
     seen = observation()
-    theirs = build_scheme(SchemeParameters(theta_min=0.01))
+    theirs = build_scheme(SchemeParameters("hcef", theta_min=0.01))
     hcef = theirs.plan(theirs.init(), seen)[0]
     made = plan(seen, **OFF)
     scale = made.sigma2 + made.g2
@@ -89,12 +89,11 @@ def test_without_frequency_clocks_are_full_and_progress_is_less() -> None:
 
 def test_overrides_and_gossip_follow_the_switches() -> None:
     on = build_scheme(SchemeParameters(name="hcef_plus"))
-    off = build_scheme(SchemeParameters(name="hcef_plus", options=OFF))
-    assert on.device_overrides.steps == "whole"
+    off = build_scheme(SchemeParameters(name="hcef_plus", options=OFF, steps="local"))
+    assert on.device_overrides.steps == "small_batches"
     assert on.device_overrides.error_feedback
     assert on.device_overrides.kept_energy_at == LIST
     assert on.gossip.every_edge_round
-    assert off.device_overrides.steps is None
     assert off.device_overrides.error_feedback is None
     assert off.device_overrides.kept_energy_at == ()
     assert not off.gossip.every_edge_round
@@ -112,9 +111,9 @@ def test_devices_that_are_absent_do_nothing() -> None:
         ({"progres": True}, r"scheme.options.*progres.*progress"),
         ({"curve": 1}, r"scheme.options.curve = 1:"),
         ({"least_speed": 0.0}, r"scheme.options.least_speed"),
-        ({"horizon": -1.0}, r"scheme.options.horizon"),
+        ({"time_weight": 1.0}, r"scheme.options.time_weight"),
         ({"least_batch": 1.5}, r"scheme.options.least_batch"),
-        ({"noise": -1}, r"scheme.options.noise"),
+        ({"local_steps": 0}, r"scheme.options.local_steps"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:
@@ -135,20 +134,77 @@ def test_caps_are_limits_not_targets() -> None:
     assert spent(seen, whole)[1] <= energy_cap * (1 + 1e-8)
 
 
+def plan_batches(seen: Observation, **options: Any) -> RoundPlan:
+    return plan(replace(seen, small_batches=BatchShares(50)), **options)
+
+
+def count_samples(made: RoundPlan) -> np.ndarray:
+    assert made.local_steps is not None
+    return BatchShares(50).find_part(made.rho * ROUNDS.local_steps / made.local_steps) * 50
+
+
 def test_noise_asks_for_larger_batches() -> None:
-    """Slow devices use smaller batches than fast ones; all of them larger ones when gradients are noisier."""
-    seen = replace(observation(share=2.0), small_batches=BatchShares(50))
-    scheme = build_scheme(SchemeParameters("hcef_plus", steps="small_batches", options={"noise": 1.0}))
+    """Gradients that are eight times as noisy need larger batches, at the same number of steps."""
     calm, noisy = (
-        scheme.plan(scheme.init(), replace(seen, sigma2=np.full(DEVICES, sigma2), g2=np.ones(DEVICES)))[0]
-        for sigma2 in (0.5, 4.0)
+        plan_batches(
+            replace(observation(share=2.0), sigma2=np.full(DEVICES, sigma2), g2=np.ones(DEVICES)),
+            local_steps=2,
+        )
+        for sigma2 in (0.2, 1.6)
     )
-    assert scheme.device_overrides.steps == "small_batches"
-    assert calm.rho.mean() < noisy.rho.mean()
-    pace = np.argsort(seen.conditions.mu)
-    assert calm.rho[pace[: DEVICES // 2]].mean() >= calm.rho[pace[DEVICES // 2 :]].mean()
-    listed = BatchShares(50).list_shares(0.2)
-    assert np.isclose(calm.rho[:, None], listed).any(axis=1).all()
+    assert calm.local_steps == noisy.local_steps == 2
+    assert count_samples(calm).mean() < 0.5 * count_samples(noisy).mean()
+
+
+def test_more_devices_in_a_cluster_allow_smaller_batches() -> None:
+    """Twelve devices in one cluster average more noise away than in three."""
+    seen = replace(observation(share=2.0), sigma2=np.ones(DEVICES), g2=np.ones(DEVICES))
+    several = plan_batches(seen, local_steps=2)
+    ledger = open_ledger(1)
+    one = replace(
+        seen, cluster=np.zeros(DEVICES, dtype=np.intp), ledger=ledger, gossip_seconds_left=np.zeros(1)
+    )
+    assert count_samples(plan_batches(one, local_steps=2)).mean() < count_samples(several).mean()
+
+
+def test_slow_exchanges_ask_for_more_local_steps() -> None:
+    """Gossip that takes long is paid for once per edge round, however many steps that has."""
+    quick, slow = (
+        plan_batches(replace(observation(share=50.0), exchange_seconds=seconds)) for seconds in (0.0, 1e5)
+    )
+    assert quick.local_steps is not None
+    assert slow.local_steps is not None
+    assert quick.local_steps < slow.local_steps
+
+
+def test_steps_stay_within_a_global_round() -> None:
+    scheme = build_scheme(SchemeParameters("hcef_plus"))
+    seen = replace(observation(share=50.0), small_batches=BatchShares(50))
+    first, state = scheme.plan(scheme.init(), seen)
+    later, _ = scheme.plan(state, replace(seen, edge_round=1, exchange_seconds=1e5))
+    assert later.local_steps == first.local_steps
+
+
+def test_the_scarcer_budget_weighs_more() -> None:
+    """With little time left in proportion, the weight of time rises for the next plan, and vice versa."""
+    scheme = build_scheme(SchemeParameters("hcef_plus"))
+    seen = replace(observation(share=2.0), small_batches=BatchShares(50))
+    weights = [
+        scheme.plan(scheme.init(), replace(seen, budget=replace(seen.budget, **changed)))[1]["time_weight"]
+        for changed in ({"joules": 10 * seen.budget.joules}, {}, {"seconds": 10 * seen.budget.seconds})
+    ]
+    assert 0.9 >= weights[0] > weights[1] > weights[2] >= 0.5
+
+
+@pytest.mark.parametrize(("count", "worth"), [(1, 1.0), (2, 2.0), (3, 2.5), (5, 2.875)])
+def test_later_steps_are_worth_less(count: int, worth: float) -> None:
+    assert value_steps(count) == worth
+
+
+def test_late_and_noisy_updates_are_worth_less() -> None:
+    """Half of the energy sent at a time arrives one edge round late; noise of 1 halves a step."""
+    assert value_uploads(np.array([0.5, 1.0])).tolist() == [DELAY, 1.0]
+    assert value_batches(np.array([0.0, 1.0, 2.0])).tolist() == [1.0, 0.5, 1 / 9]
 
 
 def test_small_batches_need_a_batch() -> None:
@@ -156,10 +212,3 @@ def test_small_batches_need_a_batch() -> None:
     scheme = build_scheme(SchemeParameters("hcef_plus", steps="small_batches"))
     with pytest.raises(InputError, match=r"'small_batches': .*full batch"):
         scheme.plan(scheme.init(), observation())
-
-
-def test_rho_min_also_holds_for_small_batches() -> None:
-    seen = replace(observation(share=2.0), small_batches=BatchShares(50))
-    for rho_min in (0.8, 1.0):
-        scheme = build_scheme(SchemeParameters("hcef_plus", rho_min=rho_min, steps="small_batches"))
-        assert (scheme.plan(scheme.init(), seen)[0].rho >= rho_min).all()

@@ -184,8 +184,9 @@ def test_absent_devices_do_nothing(name: str) -> None:
     made = plan(name, observation(away=tuple(away)))
     assert made.rho[away].tolist() == made.theta[away].tolist() == [0.0] * 5
     present = np.delete(np.arange(DEVICES), away)
-    # Only Oort leaves out devices that are there.
-    assert (made.rho[present] > 0).all() == (made.theta[present] > 0).all() == (name != "oort")
+    # Some leave out devices that are there.
+    everybody = name not in ("oort", "fedpaq", "cost_effective")
+    assert (made.rho[present] > 0).all() == (made.theta[present] > 0).all() == everybody
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -259,9 +260,12 @@ def test_plan_is_pure_and_its_state_is_json(name: str) -> None:
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_states_whether_it_chooses_theta(name: str) -> None:
     """The others send everything even where budgets are tight; with θ_min = 1 nobody has a choice."""
-    choosing = ("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori", "static")
+    choosing = (
+        *("hcef", "hcef_plus", "cef_c", "anycost", "fedluck", "nori", "static"),
+        *("fedlamp", "fedpaq", "adaptive_k", "talk_or_work"),
+    )
     assert build_scheme(SchemeParameters(name=name)).chooses_theta == (name in choosing)
-    pinned = {"options": {"theta": 1.0}} if name == "static" else {"theta_min": 1.0}
+    pinned = {"options": {"theta": 1.0}} if name in ("static", "fedpaq") else {"theta_min": 1.0}
     assert not build_scheme(SchemeParameters(name=name, **pinned)).chooses_theta
     theta = plan(name, observation(share=0.3)).theta
     assert name in choosing or set(theta.tolist()) <= {0.0, 1.0}
@@ -303,3 +307,17 @@ def test_scheme_that_cannot_be_loaded_is_named(name: str) -> None:
 def test_bad_parameters_are_rejected(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         SchemeParameters(**fields)
+
+
+@pytest.mark.parametrize("name", ["hcef", "hcef_plus", "cef_f"])
+def test_a_device_in_a_deep_fade_is_left_out_and_forces_nobody_to_the_lower_bounds(name: str) -> None:
+    """A hundredth of device 4's upload takes more energy than all devices have in the round."""
+    seen = observation()
+    nu = np.where(np.arange(DEVICES) == 4, 1e9, seen.conditions.nu)
+    faded = replace(seen, conditions=replace(seen.conditions, nu=nu))
+    made, without = plan(name, faded), plan(name, observation(away=(4,)))
+    assert (made.rho[4], made.theta[4]) == (0, 0)
+    assert made.violations[0].startswith("device 4: its lower bounds need")
+    # Only σ² and G² of device 4 still count: the others are planned as without it, up to these.
+    assert made.rho.mean() == pytest.approx(without.rho.mean(), rel=0.05)
+    assert made.theta.mean() == pytest.approx(without.theta.mean(), rel=0.05)

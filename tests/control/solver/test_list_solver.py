@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem, Solution
-from cfel.control.list_solver import PairTable, solve_on_list
+from cfel.control.list_solver import PairTable, Weighing, solve_on_list
 from cfel.system.conditions import clock_energy
 
 TAU = 3
@@ -73,7 +73,7 @@ def test_many_devices_leave_a_tiny_gap() -> None:
 
 
 def test_steps_are_whole_and_theta_is_on_the_list() -> None:
-    solution = solve_on_list(problem(64, 3), table(), 0.7)
+    solution = solve_on_list(problem(64, 3), table(), Weighing(0.7))
     assert np.array_equal(solution.rho * TAU, np.round(solution.rho * TAU))
     assert np.isin(solution.theta, SHARES).all()
 
@@ -96,7 +96,7 @@ def test_a_feasible_plan_keeps_to_every_cap(
     devices: int, seed: int, share: float, time_weight: float | None, least_clock: float
 ) -> None:
     case = problem(devices, seed, share)
-    solution = solve_on_list(case, table(least_clock), time_weight)
+    solution = solve_on_list(case, table(least_clock), None if time_weight is None else Weighing(time_weight))
     assert solution.lower_bound <= solution.objective + 1e-9
     assert solution.clock is not None
     assert (solution.clock >= least_clock).all()
@@ -109,12 +109,14 @@ def test_a_feasible_plan_keeps_to_every_cap(
 def test_a_slack_time_cap_is_not_filled() -> None:
     """Ten times the time and energy anyone needs: clocks slow down for their energy, not to fill the cap."""
     case = problem(64, 1, share=10.0)
-    frugal, lavish = (solve_on_list(case, table(), weight) for weight in (0.7, None))
+    frugal, lavish = (solve_on_list(case, table(), weighing) for weighing in (Weighing(0.7), None))
     assert frugal.device_seconds.max() < 0.5 * lavish.device_seconds.max()
 
 
 def test_the_more_time_counts_the_shorter_the_round() -> None:
-    plans = [solve_on_list(problem(64, 2, share=2.0), table(), weight) for weight in (0.3, 0.6, 0.9)]
+    plans = [
+        solve_on_list(problem(64, 2, share=2.0), table(), Weighing(weight)) for weight in (0.3, 0.6, 0.9)
+    ]
     spans = [plan.device_seconds.max() for plan in plans]
     spent = [plan.device_joules.sum() for plan in plans]
     assert spans[0] > spans[1] > spans[2]
@@ -135,7 +137,7 @@ def test_batteries_hold() -> None:
 
 
 def test_an_energy_cap_out_of_reach_gives_everybody_the_least() -> None:
-    solution = solve_on_list(problem(8, 0, energy_cap=0.1), table(), 0.7)
+    solution = solve_on_list(problem(8, 0, energy_cap=0.1), table(), Weighing(0.7))
     assert not solution.feasible
     assert "energy cap" in " ".join(solution.violations)
     assert (solution.rho == 1 / TAU).all()
@@ -177,7 +179,8 @@ def test_the_score_is_near_the_best_of_all_choices() -> None:
     """Two to four devices, with caps that bind and caps that do not."""
     cases = [problem(2 + seed % 3, seed, share=0.4 + 0.03 * (seed % 20)) for seed in range(24)]
     losses = [
-        best_score(case, table(), 0.8) - score_of(solve_on_list(case, table(), 0.8), 0.8) for case in cases
+        best_score(case, table(), 0.8) - score_of(solve_on_list(case, table(), Weighing(0.8)), 0.8)
+        for case in cases
     ]
     assert np.mean(losses) < 0.004
     assert np.median(losses) < 1e-4
@@ -193,7 +196,7 @@ def test_the_score_does_not_fall_with_larger_caps(devices: int, seed: int) -> No
     wider = [
         replace(full, time_cap=full.time_cap * share, energy_cap=full.energy_cap * share) for share in shares
     ]
-    scores = [score_of(solve_on_list(case, table(), 0.8), 0.8) for case in wider]
+    scores = [score_of(solve_on_list(case, table(), Weighing(0.8)), 0.8) for case in wider]
     assert np.diff(scores).min() > -1e-3
 
 
@@ -207,6 +210,6 @@ def test_dominated_pairs_are_dropped_and_change_nothing() -> None:
     )
     assert len(wasteful.drop_dominated().steps) == len(pairs.drop_dominated().steps)
     case = problem(20, 5)
-    plain, more = (solve_on_list(case, each, 0.7) for each in (pairs, wasteful))
+    plain, more = (solve_on_list(case, each, Weighing(0.7)) for each in (pairs, wasteful))
     assert np.array_equal(plain.rho, more.rho)
     assert np.array_equal(plain.theta, more.theta)

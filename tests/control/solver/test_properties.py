@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem, Solution, solve
-from cfel.control.problem import Limits, find_feasible_limits
+from cfel.control.problem import Limits, find_dear, find_feasible_limits
 from cfel.control.solve import Method
 from tests.control import reference
 from tests.control.instances import FEMNIST, PAPER, SEEDS, WILD, paper_problem, wild_problem
@@ -23,7 +23,11 @@ SEARCHED = 1e-7
 
 def assert_proven(problem: RoundProblem, solution: Solution) -> None:
     """Bounds, limits, objective, gap and words, recomputed from the problem alone."""
-    rho, theta = solution.rho, solution.theta
+    dear = find_dear(problem)
+    if dear.any():
+        assert not np.any([solution.rho[dear], solution.theta[dear], solution.device_joules[dear]])
+        assert not solution.feasible
+    problem, rho, theta = problem.take(~dear), solution.rho[~dear], solution.theta[~dear]
     assert (rho >= problem.rho_min).all()
     assert (rho <= problem.rho_max).all()
     assert (theta >= problem.theta_min).all()
@@ -54,6 +58,25 @@ def assert_limits(problem: RoundProblem, limits: Limits, rho: np.ndarray, theta:
 @settings(max_examples=200)
 def test_every_round_has_a_proven_answer(problem: RoundProblem, method: Method) -> None:
     assert_proven(problem, solve(problem, method))
+
+
+@given(PAPER, SEEDS, st.sampled_from(["joint", "alternating"]))
+@settings(max_examples=60)
+def test_a_device_that_alone_exceeds_the_energy_cap_changes_nothing_for_the_others(
+    problem: RoundProblem, seed: int, method: Method
+) -> None:
+    """Its least upload needs more joules than all devices may use; the others are planned as without it."""
+    assume(problem.devices > 1)
+    faded = int(np.random.default_rng(seed).integers(problem.devices))
+    others = np.arange(problem.devices) != faded
+    nu = np.where(others, problem.nu, 2 * problem.energy_cap / (problem.theta_min * problem.power))
+    whole, rest = solve(replace(problem, nu=nu), method), solve(problem.take(others), method)
+    assume(not find_feasible_limits(problem.take(others)).forced)
+    assert np.array_equal(whole.rho[others], rest.rho)
+    assert np.array_equal(whole.theta[others], rest.theta)
+    assert (whole.rho[faded], whole.theta[faded], whole.device_joules[faded]) == (0, 0, 0)
+    assert (whole.objective, whole.lower_bound) == (rest.objective, rest.lower_bound)
+    assert whole.violations[0].startswith(f"device {faded}: its lower bounds need")
 
 
 @given(ANY, SEEDS)

@@ -1,16 +1,23 @@
-"""A successor that plans an edge round again: what is counted is what devices were really asked."""
+"""What the coordinator makes of answers: states, costs and scores."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cfel.control.scheme import RoundPlan
-from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
-from cfel.deployment.coordinator.counting import add_edge_round, use_actual_orders
-from cfel.deployment.protocol.coordinator_requests import DeviceResult, PlanAnswer
+from cfel.deployment.coordinator.counting import (
+    add_edge_round,
+    combine_scores,
+    read_scores,
+    use_actual_orders,
+)
+from cfel.deployment.coordinator.state import CoordinatorState, initial_coordinator_state
+from cfel.deployment.protocol.edge_requests import DeviceResult, MixAnswer, ModelScores, PlanAnswer
 from cfel.errors import DeploymentError
 from tests.deployment.conftest import deployed
+from tests.simulation.drive import tiny
 
 EXPERIMENT = deployed()
 WORLD = EXPERIMENT.build_world()
@@ -22,7 +29,7 @@ def result(device: int, rho: float, theta: float, speed: float = 1.0) -> DeviceR
 
 
 def state(plan: RoundPlan | None) -> CoordinatorState:
-    return replace(initial_coordinator_state(WORLD), plan=plan, available=(True,) * 6)
+    return replace(initial_coordinator_state(WORLD, 0.0), plan=plan, available=(True,) * 6)
 
 
 def test_records_follow_the_orders_that_were_carried_out() -> None:
@@ -56,3 +63,52 @@ def test_speeds_are_those_of_the_orders() -> None:
 def test_an_edge_round_without_a_plan_is_not_counted() -> None:
     with pytest.raises(DeploymentError, match="without a plan"):
         add_edge_round(WORLD, state(None), {}, 1.0)
+
+
+SCORED = tiny(
+    data={"task": "tests.tasks:digits"}, fleet={"clusters": [3, 2, 1]}, topology={"kind": "line"}
+).build_world()
+ROWS = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))
+
+
+def answer(metric: float, devices: tuple[float, ...]) -> MixAnswer:
+    further = {"cross_entropy": 10 * metric, "margin": -metric}
+    return MixAnswer((0, 0, 0), ROWS, "0" * 64, metric, further, devices)
+
+
+def test_every_device_counts_alike() -> None:
+    """Clusters of 3, 2 and 1 devices: 0.1/2 + 0.4/3 + 0.7/6 = 0.3."""
+    answers = {0: answer(0.1, (0.1, 0.2, math.nan)), 1: answer(0.4, (0.3, 0.4)), 2: answer(0.7, (0.5,))}
+    found = combine_scores(SCORED, [0.1, 0.4, 0.7], answers)
+    assert found.accuracy == pytest.approx(0.3)
+    assert found.metrics == pytest.approx({"cross_entropy": 3.0, "margin": -0.3})
+    assert found.devices is not None
+    assert found.devices()[[0, 1, 3, 4, 5]].tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def test_a_lost_edge_server_is_not_counted() -> None:
+    """Clusters of 2 devices and of 1: (2 · 0.4 + 0.7) / 3 = 0.5, whatever the lost one had before."""
+    answers = {1: answer(0.4, (0.3, 0.4)), 2: answer(0.7, (0.5,))}
+    found = combine_scores(SCORED, [0.9, 0.4, 0.7], answers)
+    assert found.accuracy == pytest.approx(0.5)
+    assert found.metrics == pytest.approx({"cross_entropy": 5.0, "margin": -0.5})
+    assert found.devices is not None
+    assert found.devices().tolist() == [0.3, 0.4, 0.5]
+
+
+def test_an_edge_server_that_does_not_measure_yet() -> None:
+    """One with an earlier version of cfel sends its metric only."""
+    old = MixAnswer((0, 0, 0), ROWS, "0" * 64, 0.1)
+    found = combine_scores(
+        SCORED, [0.1, 0.4, 0.7], {0: old, 1: answer(0.4, (0.3, 0.4)), 2: answer(0.7, (0.5,))}
+    )
+    assert found.accuracy == pytest.approx(0.3)
+    assert found.metrics == pytest.approx({"cross_entropy": 5.0, "margin": -0.5})
+    assert combine_scores(SCORED, [0.1, 0.4, 0.7], {0: old}).metrics == {}
+
+
+def test_the_mean_model() -> None:
+    found = read_scores(ModelScores(0.5, {"margin": 2.0}, (0.25, 0.75)))
+    assert (found.accuracy, found.metrics) == (0.5, {"margin": 2.0})
+    assert found.devices is not None
+    assert found.devices().tolist() == [0.25, 0.75]

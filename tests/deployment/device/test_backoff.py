@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from cfel.deployment.device.backoff import MOST_SECONDS, Backoff
+from cfel.deployment.device.agent import MOST_SECONDS, Backoff
 
 
 def test_waits_grow_up_to_a_limit_and_start_again() -> None:

@@ -9,21 +9,22 @@ from cfel.deployment.device.memory import (
     Memory,
     Sent,
     load_memory,
-    reserve_directory,
     return_unused,
     save_memory,
 )
+from cfel.deployment.host import RealDisk
 from cfel.deployment.payloads import make_upload
 from cfel.errors import RunBusyError
 from cfel.learning.compressors import SparseUpdate
-from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.device_messages import DeviceReport, DeviceState, Order
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 
+DISK = RealDisk()
 MODEL = FlatModel(torch.zeros(4), torch.ones(1))
 UPDATE = SparseUpdate(4, torch.tensor([1, 3], dtype=torch.int32), torch.tensor([2.0, -1.0]))
 REPORT = DeviceReport(0, UPDATE, torch.zeros(1), None, 1, 0.5, 3)
-UPLOAD = make_upload(REPORT, DeviceOrder(0, 5, 1, 0, 1.0, 0.5, 3, MODEL))
+UPLOAD = make_upload(REPORT, Order(0, 5, 1, 0, 1.0, 0.5, 3, MODEL))
 SENT = Sent(((5, 1), "abc", 1.0, 0.5, 1.0), UPLOAD)
 STATE = DeviceState(
     {"momentum": torch.tensor([0.1, 0.2, 0.3, 0.4]), "steps": torch.tensor([3.0])},
@@ -34,20 +35,20 @@ STATE = DeviceState(
 
 def test_a_directory_is_one_devices(tmp_path: Path) -> None:
     home = tmp_path / "new" / "device-0"
-    with reserve_directory(home):
-        with pytest.raises(RunBusyError, match=f"{home}: another device's process"), reserve_directory(home):
+    with DISK.reserve(home):
+        with pytest.raises(RunBusyError, match=f"{home}: another process"), DISK.reserve(home):
             pass
-        with reserve_directory(tmp_path / "device-1"):
+        with DISK.reserve(tmp_path / "device-1"):
             pass
-    with reserve_directory(home):
-        save_memory(home / "memory.bin", Memory())
+    with DISK.reserve(home):
+        save_memory(DISK, home / "memory.bin", Memory())
 
 
 def test_there_and_back(tmp_path: Path) -> None:
     path = tmp_path / "memory.bin"
-    assert load_memory(path).sent is None
-    save_memory(path, Memory(STATE, SENT))
-    found = load_memory(path)
+    assert load_memory(DISK, path).sent is None
+    save_memory(DISK, path, Memory(STATE, SENT))
+    found = load_memory(DISK, path)
     assert found.state.memory.keys() == STATE.memory.keys()
     assert all(torch.equal(found.state.memory[name], STATE.memory[name]) for name in STATE.memory)
     assert found.state.estimates == STATE.estimates
@@ -55,17 +56,17 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert found.sent.key == SENT.key
     assert found.sent.upload.content.join() == UPLOAD.content.join()
     assert (found.sent.upload.round, found.sent.upload.steps) == (UPLOAD.round, UPLOAD.steps)
-    save_memory(path, Memory())
-    assert load_memory(path).state == DeviceState()
+    save_memory(DISK, path, Memory())
+    assert load_memory(DISK, path).state == DeviceState()
 
 
 def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "memory.bin"
-    save_memory(path, Memory(STATE, SENT))
+    save_memory(DISK, path, Memory(STATE, SENT))
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    assert load_memory(path).state == DeviceState()
+    assert load_memory(DISK, path).state == DeviceState()
     assert (tmp_path / "memory.bin.damaged").read_bytes() == content
     assert not path.exists()
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from cfel.deployment import state_file
-from cfel.deployment.coordinator.proposals import ProposalFile
+from cfel.deployment.edge.storage import ProposalFile
+from cfel.deployment.host import Disk, RealDisk
 from cfel.deployment.protocol.calls import Answer, Request
-from cfel.deployment.protocol.coordinator_requests import CloseCommand, ProposeCommand, ProposedRecord
-from cfel.deployment.protocol.peer_requests import RecordsAnswer
+from cfel.deployment.protocol.edge_requests import CloseCommand, ProposeCommand, ProposedRecord, RecordsAnswer
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DiskError, RejectedError, UnreachableError
 from tests.deployment.conftest import deployed
-from tests.deployment.coordinator.test_checked_calls import RECORD, table
 from tests.deployment.memory_federation import claim_term, led_edge_server, until
+from tests.deployment.samples import RECORD, table
 
 OWN, LEADER = Identity("edge", 0), Identity("edge", 1)
 NINE_ROUNDS = deployed({"rounds": {"global": 9}})
@@ -42,11 +42,11 @@ def close_round_3(directory: Path, rounds: dict[int, tuple[int, ...]]) -> list[i
 
     async def play() -> list[int]:
         async with led_edge_server(OWN, LEADER, NINE_ROUNDS, directory) as (federation, _):
-            log = federation.edges[0].server.log
-            log._calls = KnownNodes(rounds)
+            server = federation.edges[0].server
+            server._calls = KnownNodes(rounds)
             command = CloseCommand(1, (2, 0, 0), replace(RECORD, round=3), table(round=3), False)
-            await log.write_round(LEADER, command)
-            return [record.round for record in log.records]
+            await server.write_round(LEADER, command)
+            return [record.round for record in server.log.records]
 
     return asyncio.run(play())
 
@@ -71,26 +71,26 @@ def test_a_proposal_that_is_written_late_does_not_replace_a_newer_one(
     """The disk is full when round 2 of term 1 is proposed, and has room again for the newer proposal."""
     save, full = state_file.save, [True]
 
-    def save_if_room(path: Path, *content: Any) -> None:
+    def save_if_room(disk: Disk, path: Path, *content: Any) -> None:
         if path.name == "proposal.bin" and full:
             full.clear()
             raise DiskError("no space left")
-        save(path, *content)
+        save(disk, path, *content)
 
     monkeypatch.setattr(state_file, "save", save_if_room)
 
     async def play() -> None:
         async with led_edge_server(OWN, LEADER, NINE_ROUNDS, tmp_path) as (federation, _):
-            log = federation.edges[0].server.log
+            server = federation.edges[0].server
             old = ProposeCommand(1, (1, 0, 0), replace(RECORD, round=2))
-            late = asyncio.create_task(log.keep_proposal(LEADER, old))
+            late = asyncio.create_task(server.keep_proposal(LEADER, old))
             await until("the disk is full", lambda: not full)
             await claim_term(LEADER, OWN, term, federation.network)
             new = ProposeCommand(term, (number - 1, 0, 0), replace(RECORD, round=number))
-            await log.keep_proposal(LEADER, new)
+            await server.keep_proposal(LEADER, new)
             with pytest.raises(RejectedError, match="a newer record"):
                 await late
-            kept = ProposalFile(tmp_path / str(OWN)).newest
-            assert kept == log.newest_proposal == ProposedRecord(term, new.record)
+            kept = ProposalFile(RealDisk(), tmp_path / str(OWN)).newest
+            assert kept == server.log.newest_proposal == ProposedRecord(term, new.record)
 
     asyncio.run(play())

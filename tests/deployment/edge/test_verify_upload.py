@@ -1,6 +1,7 @@
 """Uploads: what is accepted, and every way in which one is rejected."""
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -8,20 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from cfel.deployment.edge.verify_upload import clip_update, verify_upload
+from cfel.deployment.edge.verify_upload import UploadLimits, clip_update, verify_upload
 from cfel.deployment.payloads import make_upload
-from cfel.deployment.protocol.codec import encode, from_message, to_message
+from cfel.deployment.plausible_models import check_model
 from cfel.deployment.protocol.device_requests import UploadRequest
-from cfel.deployment.transport.messages import Body, Message
+from cfel.deployment.protocol.messages import Body, Message, encode, from_message, to_message
 from cfel.errors import RejectedError
 from cfel.learning.compressors import DenseUpdate, QuantisedUpdate, SparseUpdate
-from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.device_messages import DeviceReport, Order
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 
 SIZE = 40
+LIMITS = UploadLimits(kept_entries=1, variances=torch.tensor([False, True]))
+"""Two statistics: a mean and a variance."""
 MODEL = FlatModel(torch.zeros(SIZE), torch.ones(2))
-ORDER = DeviceOrder(0, 3, 1, 4, 0.5, 0.1, 5, MODEL)
+ORDER = Order(0, 3, 1, 4, 0.5, 0.1, 5, MODEL)
 # d = 40 and 4 values: four packed indices of 6 bits are cheaper than a bitmap of 40.
 UPDATE = SparseUpdate(
     SIZE, torch.tensor([0, 7, 8, 39], dtype=torch.int32), torch.tensor([1.0, -2.0, 3.0, 4.0])
@@ -54,7 +57,7 @@ def patched(offset: int, content: bytes) -> Message:
 
 def verify(message: Message) -> DeviceReport:
     """What an edge server makes of a message."""
-    return verify_upload(from_message(message, UploadRequest), ORDER, None, 1)
+    return verify_upload(from_message(message, UploadRequest), ORDER, LIMITS)
 
 
 UPDATE_AT = 8
@@ -115,11 +118,12 @@ def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
         (body(BODY + b"\0"), "update"),
         (body(BODY[:8] + b"\xff" * 60), "the model has 40"),
         (patched(0, struct.pack("<f", float("nan"))), "buffers: not all of them finite"),
+        (patched(4, struct.pack("<f", -0.5)), "buffers: a variance of -0.5"),
         (patched(VALUES_AT, struct.pack("<f", float("inf"))), "update: not all of them finite"),
         (patched(UPDATE_AT + 1, struct.pack("<I", SIZE + 1)), "the model has 40"),
         (patched(UPDATE_AT + 1, struct.pack("<I", 2**32 - 1)), "the model has 40"),
         (patched(UPDATE_AT + 5, struct.pack("<I", 2**31)), "update"),
-        (patched(UPDATE_AT, b"\x07"), "unknown kind"),
+        (patched(UPDATE_AT, b"\x08"), "unknown kind"),
         (patched(INDICES_AT, b"\xff\xff\xff"), "ascending"),
         (patched(INDICES_AT, b"\x00\x00\x00"), "ascending"),
     ],
@@ -133,7 +137,7 @@ def test_scales_of_a_quantised_update_are_looked_at() -> None:
     update = QuantisedUpdate(SIZE, 4, torch.zeros(1024, dtype=torch.int16), torch.tensor([float("inf")]))
     report = DeviceReport(4, update, torch.zeros(2), Estimates(1.0, 1.0, (0.9,)), 1, 0.5, 9)
     with pytest.raises(RejectedError, match="update: not all of them finite"):
-        verify_upload(make_upload(report, ORDER), ORDER, None, 1)
+        verify_upload(make_upload(report, ORDER), ORDER, LIMITS)
 
 
 def test_long_updates_are_scaled_down_to_the_limit() -> None:
@@ -144,3 +148,15 @@ def test_long_updates_are_scaled_down_to_the_limit() -> None:
     short.add_to(dense, 1.0)
     np.testing.assert_allclose(dense, [0.6, 0.8], rtol=1e-6)
     assert (short.size, short.wire_bits) == (2, 64)
+
+
+def test_a_mean_may_be_negative() -> None:
+    assert verify(patched(0, struct.pack("<f", -0.5))).buffers.tolist() == [-0.5, 0.25]
+
+
+def test_another_edge_servers_memory_has_the_bound_of_parameters() -> None:
+    """A million lengths of momentum, sent to every device, would end all training there."""
+    own = FlatModel(torch.zeros(4), torch.empty(0), torch.zeros(4))
+    check_model(replace(own, memory=torch.full((4,), 99.0)), own)
+    with pytest.raises(RejectedError, match="memory: of length 202, beyond the bound of 200"):
+        check_model(replace(own, memory=torch.full((4,), 101.0)), own)

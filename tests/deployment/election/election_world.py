@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from cfel.deployment.election.rules import is_leading, next_tick_at, start, step
-from cfel.deployment.election.state import (
+from cfel.deployment.election.rules import (
     Action,
     ElectionMessage,
     ElectionState,
@@ -27,6 +26,10 @@ from cfel.deployment.election.state import (
     Tick,
     Timing,
     Vote,
+    is_leading,
+    next_tick_at,
+    start,
+    step,
 )
 
 Step = Callable[[ElectionState, Event, float, float], tuple[ElectionState, tuple[Action, ...]]]

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from cfel.deployment.election.rules import step
-from cfel.deployment.election.state import (
+from cfel.deployment.election.rules import (
     Action,
     ElectionState,
     Event,
@@ -16,6 +15,7 @@ from cfel.deployment.election.state import (
     Vote,
     VoteReply,
     VoteRequest,
+    step,
 )
 from tests.deployment.election.election_world import Faults, Memory, SafetyError, Step, World, remembers
 

@@ -1,12 +1,9 @@
 """The rules of the vote, one at a time, and the times a user feels."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-from cfel.deployment.election.rules import is_leading, next_tick_at, start, step
-from cfel.deployment.election.state import (
+from cfel.deployment.election.rules import (
+    MOST_TERM_JUMP,
     ElectionState,
     Electorate,
     Heartbeat,
@@ -21,6 +18,10 @@ from cfel.deployment.election.state import (
     Vote,
     VoteReply,
     VoteRequest,
+    is_leading,
+    next_tick_at,
+    start,
+    step,
 )
 from cfel.errors import InputError
 from tests.deployment.election.election_world import World
@@ -144,23 +145,20 @@ def test_a_higher_term_ends_a_leadership(message: HeartbeatReply | VoteReply) ->
     assert actions == (Persist(Vote(9, 0)), LeaderChanged(9, None), Send(1, request), Send(2, request))
 
 
-def test_a_leader_follows_another_once_its_own_time_is_over() -> None:
-    """Elected at 11 s, it may act until 11.6 s; a leader that was elected by then is a fraud."""
-    state = elected()
-    assert step(state, Received(1, Heartbeat(8, 0.0)), 11.59, 0.5)[0] is state
-    after, actions = step(state, Received(1, Heartbeat(8, 0.0)), 11.6, 0.5)
-    assert after.role is Role.FOLLOWER
+@pytest.mark.parametrize(
+    "state", [elected(), member(2), step(member(2), Received(0, Heartbeat(1, 0.0)), 10.1, 0.0)[0]]
+)
+def test_a_leader_of_a_later_term_is_followed_at_once(state: ElectionState) -> None:
+    """It was elected by a majority; whoever led before, this member included, may not act any more."""
+    after, actions = step(state, Received(1, Heartbeat(8, 0.0)), 11.1, 0.5)
+    assert (after.role, after.leader, after.vote) == (Role.FOLLOWER, 1, Vote(8))
     assert actions[:2] == (Persist(Vote(8)), LeaderChanged(8, 1))
 
 
-def test_nobody_follows_another_while_it_hears_its_leader() -> None:
-    """Member 0 leads term 3 and was last heard at 10.1 s: until 10.8 s no other can have been elected."""
-    following, _ = step(member(1), Received(0, Heartbeat(3, 77.0)), 10.1, 0.0)
-    for usurper in (Heartbeat(3, 5.0), Heartbeat(4, 5.0)):
-        assert step(following, Received(2, usurper), 10.79, 0.0)[0] is following
-    assert step(following, Received(2, Heartbeat(3, 5.0)), 10.81, 0.0)[0] is following
-    assert step(following, Received(2, Heartbeat(4, 5.0)), 10.81, 0.0)[0].leader == 2
-    assert step(following, Received(0, Heartbeat(4, 5.0)), 10.2, 0.0)[0].leader == 0
+def test_a_follower_learns_nothing_from_answers_that_it_did_not_ask_for() -> None:
+    state = member()
+    for late in (HeartbeatReply(8, 0.0), VoteReply(8, 0.0, False, False)):
+        assert step(state, Received(1, late), 10.1, 0.5) == (state, ())
 
 
 @pytest.mark.parametrize(
@@ -169,29 +167,17 @@ def test_nobody_follows_another_while_it_hears_its_leader() -> None:
         HeartbeatReply(2**53, 11.0),
         VoteReply(2**53, 11.0, False, False),
         VoteRequest(2**53, 11.0, preliminary=False),
-        Heartbeat(1006, 0.0),
+        Heartbeat(6 + MOST_TERM_JUMP, 0.0),
     ],
 )
-def test_one_member_cannot_use_up_the_terms(
+def test_a_term_out_of_reach_is_rejected(
     message: HeartbeatReply | VoteReply | VoteRequest | Heartbeat,
 ) -> None:
-    """However often it comes, it leads to ten terms beyond the known 5 at most, and to no leader."""
+    """A damaged term must not use up all others; one that could be is believed."""
     state = member(vote=Vote(5))
-    for _ in range(3):
-        state, _ = step(state, Received(1, message), 12.0, 0.5)
-        assert state.vote in (Vote(5), Vote(15))
-        assert state.leader is None
-    assert step(state, Received(2, Heartbeat(state.term + 10, 0.0)), 12.0, 0.5)[0].leader == 2
-
-
-def test_a_member_that_was_absent_for_very_long_comes_back() -> None:
-    """Two of five liars show 2⁵³; the third to show a far term makes a majority, which reached 7,000."""
-    state = member(size=5, vote=Vote(5))
-    for liar in (1, 2):
-        state, _ = step(state, Received(liar, HeartbeatReply(2**53, 0.0)), 12.0, 0.5)
-    state, actions = step(state, Received(3, Heartbeat(7000, 0.0)), 12.0, 0.5)
-    assert actions == (Persist(Vote(7000)),)
-    assert step(state, Received(3, Heartbeat(7000, 0.1)), 12.1, 0.5)[0].leader == 3
+    with pytest.raises(InputError, match="more than 1000000 terms after 5"):
+        step(state, Received(1, message), 12.0, 0.5)
+    assert step(state, Received(2, Heartbeat(5 + MOST_TERM_JUMP, 0.0)), 12.0, 0.5)[0].leader == 2
 
 
 def test_an_old_leader_learns_of_the_newer_term() -> None:
@@ -222,25 +208,6 @@ def test_messages_of_unknown_members_and_bad_settings_are_rejected() -> None:
         Timing(retry_seconds=(0.0, 1.0))
     with pytest.raises(InputError, match="term = -1"):
         Vote(-1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "complaint"),
-    [
-        (Heartbeat, {"term": 1.5, "sent_at": 0.0}, "term = 1.5"),
-        (Heartbeat, {"term": 2**53 + 1, "sent_at": 0.0}, "term = "),
-        (HeartbeatReply, {"term": True, "sent_at": 0.0}, "term = True"),
-        (HeartbeatReply, {"term": 1, "sent_at": float("nan")}, "sent_at = nan"),
-        (VoteRequest, {"term": 1, "asked_at": "now", "preliminary": True}, "asked_at = 'now'"),
-        (VoteReply, {"term": 1, "asked_at": 0.0, "preliminary": False, "granted": 1}, "granted = 1"),
-    ],
-)
-def test_an_invalid_message_is_rejected_before_it_changes_anything(
-    kind: Callable[..., Any], fields: dict[str, Any], complaint: str
-) -> None:
-    """They come off a wire: a fractional term would be written down and be rejected at the next start."""
-    with pytest.raises(InputError, match=complaint):
-        kind(**fields)
 
 
 @pytest.mark.parametrize("size", [3, 5, 8])

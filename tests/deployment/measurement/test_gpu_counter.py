@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cfel.deployment.measurement.gpu_counter import find_gpu_counter
+from cfel.deployment.measurement.energy_counters import find_gpu_counter
 
 
 class NVMLError(Exception):

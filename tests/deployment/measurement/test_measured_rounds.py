@@ -13,17 +13,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
+from cfel.deployment.coordinator.state import CoordinatorState, initial_coordinator_state
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.device.memory import Memory, load_memory, save_memory
+from cfel.deployment.host import RealDisk
 from cfel.deployment.measurement.energy_counters import EnergyCounter, PowerCounter
-from cfel.deployment.measurement.measured_rounds import FederationMeasurements
+from cfel.deployment.measurement.measured_rounds import FederationMeasurements, limit_waits
 from cfel.deployment.measurement.meters import Measurements, RunningRatio
 from cfel.deployment.payloads import make_upload
-from cfel.deployment.protocol.codec import decode, encode
 from cfel.deployment.protocol.device_requests import EstimatesRequest, MeasurementReport, UploadRequest
+from cfel.deployment.protocol.messages import Message, decode, encode
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.messages import Message
 from cfel.errors import RejectedError
 from cfel.experiment import Experiment
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
@@ -31,6 +31,7 @@ from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import read_plan
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation
+from tests.support.raw_endpoint import raw_endpoint
 
 pytestmark = pytest.mark.long
 
@@ -206,16 +207,16 @@ def test_a_bad_measurement_costs_only_its_sender(tmp_path: Path) -> None:
         while Identity("edge", 2) not in federation.network.members:
             await asyncio.sleep(0)
         methods = federation.network.members[Identity("edge", 2)]
-        honest = methods["upload"].handle
+        honest = methods["upload"]
 
         async def upload(caller: Identity, message: Message) -> Message:
             if caller.number == 5:
                 fields = msgspec.msgpack.decode(message.header)
                 fields["measured"]["mu"] = -1.0
                 message = Message(encode(fields), message.body)
-            return await honest(caller, message)
+            return await honest.answer(caller, message)
 
-        methods["upload"] = replace(methods["upload"], handle=upload)
+        methods["upload"] = raw_endpoint("upload", ("device",), upload, honest.most_bytes)
 
     lines = play(measuring(NO_LIMIT, 3), tmp_path, during=spoil)
     assert [line.devices_taking_part for line in lines] == [5, 5, 5]
@@ -272,11 +273,18 @@ def test_clocks_are_neither_planned_nor_charged(tmp_path: Path, caplog: pytest.L
 
 def test_measurements_survive_the_disk_and_the_wire(tmp_path: Path) -> None:
     known = Measurements(seconds_per_step=RunningRatio(8.0, 4.0), energy_source="rapl", call_seconds=0.1)
-    save_memory(tmp_path / "memory.bin", Memory(DeviceState(), None, known))
-    assert load_memory(tmp_path / "memory.bin").measured == known
-    control = initial_coordinator_state(deployed().build_world(), measures=True)
+    save_memory(RealDisk(), tmp_path / "memory.bin", Memory(DeviceState(), None, known))
+    assert load_memory(RealDisk(), tmp_path / "memory.bin").measured == known
+    control = initial_coordinator_state(deployed().build_world(), 0.0, measures=True)
     assert control.measured is not None
     reported = (MeasurementReport(**REPORTED), *control.measured.devices[1:])  # type: ignore[arg-type]
     measured = FederationMeasurements(reported, RunningRatio(1.0, 2.0), RunningRatio(3.0, 4.0))
     again = decode(encode(replace(control, measured=measured)), CoordinatorState)
     assert again.measured == measured
+
+
+def test_edge_servers_keep_the_deadline_by_their_own_clocks_where_they_measure() -> None:
+    asked = {"scheme": {"deadline_seconds": 7}}
+    for conditions, seconds in (("measured", 7), ("model", 20)):
+        experiment = deployed(asked, conditions=conditions)
+        assert limit_waits(experiment.build_world(), experiment.deployment).round_seconds == seconds

@@ -15,7 +15,7 @@ from cfel.control.caps import Budget, Rounds
 from cfel.control.scheme import Observation, RoundPlan, SchemeParameters
 from cfel.control.schemes import build_scheme
 from cfel.cost import Ledger, open_ledger
-from cfel.deployment.measurement.measured_rounds import apply_reports
+from cfel.deployment.measurement.measured_rounds import FederationMeasurements, apply_reports
 from cfel.deployment.measurement.plausibility import (
     FAST_STEPS,
     LONG_TRAINING,
@@ -24,6 +24,8 @@ from cfel.deployment.measurement.plausibility import (
     SLOW_STEPS,
     SLOW_UPLOAD,
     STEP_JOULES,
+    BoundedReports,
+    Doubts,
     ObservedWork,
     bound_reports,
 )
@@ -70,7 +72,7 @@ def observe_work(device: int, share: float = 0.1) -> ObservedWork:
 
 REPORTS = {n: honest(n) for n in range(DEVICES)}
 OBSERVED = {n: observe_work(n) for n in range(DEVICES)}
-NOTHING = (None,) * DEVICES
+NOTHING = FederationMeasurements((None,) * DEVICES)
 
 
 def bound(
@@ -80,7 +82,12 @@ def bound(
     usual = model or modelled()
     fresh = {**REPORTS, LIAR: msgspec.structs.replace(REPORTS[LIAR], **changes)}
     observed = {n: observe_work(n, share) for n in range(DEVICES)}
-    return bound_reports(fresh, NOTHING, observed, usual, usual, SPREAD)
+    return read(bound_reports(fresh, NOTHING, observed, usual, usual, SPREAD))
+
+
+def read(found: BoundedReports) -> tuple[dict[int, MeasurementReport], list[tuple[int, str]]]:
+    """The reports, and what was implausible."""
+    return found.reports, found.reasons
 
 
 def plan(
@@ -184,7 +191,7 @@ def test_a_slow_device_is_confirmed_by_the_clock() -> None:
     slow = {"mu": 50.0, "nu": 150.0, "seconds": 500.0}
     fresh = {**REPORTS, LIAR: msgspec.structs.replace(REPORTS[LIAR], **slow)}
     observed = {**OBSERVED, LIAR: ObservedWork(516.0, TAU, TAU, 0.1)}
-    reports, reasons = bound_reports(fresh, NOTHING, observed, modelled(), modelled(), SPREAD)
+    reports, reasons = read(bound_reports(fresh, NOTHING, observed, modelled(), modelled(), SPREAD))
     assert (reports[LIAR].mu, reports[LIAR].nu, reports[LIAR].seconds) == (50.0, 150.0, 500.0)
     assert reports[LIAR].power == 1.0
     assert reasons == []
@@ -206,19 +213,49 @@ def test_figures_of_the_model_pass_where_the_model_holds() -> None:
     now = replace(usual, nu=np.where(np.arange(DEVICES) == LIAR, 90.0, 3.0))
     fresh = {**REPORTS, LIAR: msgspec.structs.replace(REPORTS[LIAR], nu=90.0)}
     seen = dict.fromkeys(range(DEVICES), ObservedWork(0.0, TAU, TAU, 0.1))
-    reports, reasons = bound_reports(fresh, NOTHING, seen, usual, now, SPREAD)
+    reports, reasons = read(bound_reports(fresh, NOTHING, seen, usual, now, SPREAD))
     assert (reports[LIAR].nu, reasons) == (90.0, [])
-    assert bound_reports(fresh, NOTHING, seen, usual, usual, SPREAD)[1] == [(LIAR, SLOW_UPLOAD)]
+    assert bound_reports(fresh, NOTHING, seen, usual, usual, SPREAD).reasons == [(LIAR, SLOW_UPLOAD)]
 
 
 def test_two_devices_are_only_held_to_the_clock() -> None:
     fresh = {0: REPORTS[0], 1: msgspec.structs.replace(REPORTS[1], alpha=1e9, seconds=1e7)}
-    reports, reasons = bound_reports(fresh, NOTHING, OBSERVED, modelled(), modelled(), SPREAD)
+    reports, reasons = read(bound_reports(fresh, NOTHING, OBSERVED, modelled(), modelled(), SPREAD))
     assert reports[1].alpha == 1e9
     assert reasons == [(1, LONG_TRAINING)]
 
 
 def test_earlier_reports_of_the_others_count() -> None:
-    known = tuple(REPORTS[n] for n in range(DEVICES))
+    known = FederationMeasurements(tuple(REPORTS[n] for n in range(DEVICES)))
     fresh = {LIAR: msgspec.structs.replace(REPORTS[LIAR], alpha=1e9)}
-    assert bound_reports(fresh, known, OBSERVED, modelled(), modelled(), SPREAD)[1] == [(LIAR, STEP_JOULES)]
+    found = bound_reports(fresh, known, OBSERVED, modelled(), modelled(), SPREAD)
+    assert found.reasons == [(LIAR, STEP_JOULES)]
+
+
+def test_an_implausible_report_is_charged_at_the_reference() -> None:
+    """The median of eight α, one of them absurd, is 1.875 J: ten steps cost 18.75 J."""
+    report = bound({"alpha": 1e9, "joules": 1e9, "power": 1e6})[0][LIAR]
+    assert (report.alpha, report.joules, report.power) == pytest.approx((1.875, 18.75, 1.0))
+
+
+def test_a_device_is_charged_at_most_twice_the_usual_over_a_run() -> None:
+    """√`SPREAD` = 2; three usual rounds let a fourth one cost eight times as much, but not a fifth."""
+    usual, known, charged = 18.25 + 3.35 * 0.1, NOTHING, []
+    for joules in (18.25, 18.25, 18.25, 145.0, 145.0, 145.0):
+        fresh = {**REPORTS, LIAR: msgspec.structs.replace(REPORTS[LIAR], nu=3.35, joules=joules)}
+        found = bound_reports(fresh, known, OBSERVED, modelled(), modelled(), SPREAD)
+        known = replace(known.add_reports(found.reports), accounts=found.accounts)
+        report = found.reports[LIAR]
+        charged.append(report.joules + report.power * report.nu * 0.1)
+    assert charged == pytest.approx([usual, usual, usual, 5 * usual, 2 * usual, 2 * usual], rel=0.01)
+
+
+def test_repeated_implausible_reports_lead_to_quarantine() -> None:
+    quarantined: list[int] = []
+    doubts = Doubts(3, quarantined.append)
+    for implausible in ({1, 2}, {1}, {2}, {1}, {1, 2}, set[int]()):
+        doubts.add(range(4), implausible)
+    assert (quarantined, doubts.find_quarantined()) == ([1], [1])
+    never = Doubts(0, quarantined.append)
+    never.add(range(4), {1})
+    assert (quarantined, never.find_quarantined()) == ([1], [])

@@ -1,6 +1,8 @@
 """The table in docs/protocol.md, and what both ends know of each method."""
 
+import inspect
 import re
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import get_args
@@ -8,13 +10,13 @@ from typing import get_args
 import pytest
 
 from cfel.deployment.protocol.calls import AnyRequest, Request, answer_type, serve
-from cfel.deployment.protocol.coordinator_requests import (
+from cfel.deployment.protocol.edge_requests import (
+    METHODS,
     Command,
     MeanMetricRequest,
     NewestRequest,
     ReleaseRequest,
 )
-from cfel.deployment.protocol.methods import METHODS
 from cfel.deployment.security.identity import Identity
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -42,10 +44,16 @@ def test_the_table_of_methods_is_that_of_the_module() -> None:
 
 @pytest.mark.parametrize("request_type", METHODS, ids=lambda each: each.method)
 def test_every_field_is_explained(request_type: type[AnyRequest]) -> None:
-    """Requests come by keyword or position; a reader finds each field in the docstring."""
-    words = request_type.__doc__ or ""
+    """A reader finds each field in the docstring, or with a comment at or above it."""
+    lines = ["", *inspect.getsource(request_type).splitlines()]
     own = [name for name in request_type.__struct_fields__ if name not in ("experiment", "term", "position")]
-    assert [name for name in own if name not in words] == []
+    explained = [
+        name
+        for above, line in pairwise(lines)
+        for name in own
+        if line.startswith(f"    {name}:") and ("#" in above + line or name in (request_type.__doc__ or ""))
+    ]
+    assert explained == own
 
 
 def test_every_request_is_listed_once() -> None:
@@ -64,5 +72,5 @@ def test_only_edge_servers_may_send_large_headers(request_type: type[AnyRequest]
     async def handle(caller: Identity, request: AnyRequest) -> None:
         del caller, request
 
-    method = serve(request_type, handle).to_method()
-    assert (method.most_header_bytes > 64 * 1024) == (set(method.roles) == {"edge"})
+    endpoint = serve(request_type, handle)
+    assert (endpoint.most_header_bytes > 64 * 1024) == (set(request_type.callers) == {"edge"})

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from cfel.deployment.protocol.calls import Answer, Endpoint, Request, serve
-from cfel.deployment.protocol.codec import decode, encode
+from cfel.deployment.protocol.calls import Answer, Endpoint, RemoteCalls, Request, by_method, serve
 from cfel.deployment.protocol.device_requests import ModelAnswer, ModelRequest
-from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
+from cfel.deployment.protocol.edge_requests import StatusAnswer, StatusRequest
+from cfel.deployment.protocol.messages import Body, decode, encode
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.messages import Body
 from cfel.errors import NotAdmittedError, RejectedError, StorageError
 from cfel.experiment import Experiment, digest_shared_parts, parse_experiment
 from cfel.launch.node import prepare_directory
 from cfel.status import Status
 from tests.deployment.conftest import deployed
+from tests.support.memory_transport import MemoryNetwork
 
 DEVICE, EDGE = Identity("device", 2), Identity("edge", 0)
 
@@ -52,8 +52,10 @@ ENDPOINTS = [serve(ModelRequest, answer_model, 7), serve(StatusRequest, show_sta
 
 
 def asked(mine: ExperimentCheck, theirs: ExperimentCheck) -> ModelAnswer:
-    calls = mine.add_to_calls(DirectCalls(theirs.check_endpoints(ENDPOINTS)))
-    return asyncio.run(calls.call(EDGE, ModelRequest("x"), 1.0))
+    network = MemoryNetwork(0)
+    network.serve(EDGE, by_method(theirs.check_endpoints(ENDPOINTS)))
+    calls = RemoteCalls(network.client(DEVICE), mine.parts)
+    return asyncio.run(calls.call(EDGE, ModelRequest("0" * 64), 1.0))
 
 
 def asked_directly(theirs: ExperimentCheck, request: Request[Answer]) -> Answer:
@@ -67,7 +69,7 @@ def experiment(**changes: Any) -> Experiment:
 def test_the_same_experiment_is_not_in_the_way() -> None:
     same = ExperimentCheck(digest_shared_parts(experiment()))
     answer = asked(same, ExperimentCheck(digest_shared_parts(experiment())))
-    assert answer.model.join() == b"x"
+    assert answer.model.join() == b"0" * 64
     assert same.check_endpoints(ENDPOINTS)[0].most_bytes == 7
 
 

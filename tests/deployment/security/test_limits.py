@@ -70,3 +70,15 @@ def test_limits_of_the_experiment_file_are_checked(name: str) -> None:
     negative: dict[str, Any] = {name: -1}
     with pytest.raises(InputError, match=rf"deployment\.{name}"):
         DeploymentParameters(**negative)
+
+
+def test_edge_servers_may_call_ten_times_as_often() -> None:
+    limiter, edge = RateLimiter(5.0, 100, Clock()), Identity("edge", 1)
+    call(limiter, edge, 100)
+    with pytest.raises(BusyError, match="more than 50 calls a second"):
+        call(limiter, edge)
+
+
+def test_a_device_makes_far_fewer_calls_than_slow_a_federation_down() -> None:
+    """200 a second of one device slowed a federation on two busy cores to a third."""
+    assert DeploymentParameters().calls_per_second <= 50

@@ -27,7 +27,7 @@ from cfel.learning.packing import pack_update, unpack_update
 from cfel.seeding import make_key
 
 HEADER_BYTES = 13
-KINDS = ("topk", "randomk", "jl", "quantise", "none")
+KINDS = ("topk", "randomk", "jl", "quantise", "uveqfed", "atomo", "none")
 
 
 def vector(size: int = 3000, seed: int = 0) -> Tensor:

@@ -1,6 +1,8 @@
 """Data sets through Hugging Face `datasets`: small local ones, and what is asked of the hub. No network."""
 
+import io
 import sys
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from PIL import Image
 
 from cfel.errors import InputError
 from cfel.learning.data import femnist, load
+from cfel.learning.data.audio import make_spectrogram, read_wav
 from cfel.learning.data.hub import parse_name
 from cfel.plugins import ANY_CODE
 
@@ -183,3 +186,116 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         load("hf:a/b", code=ANY_CODE)
     with pytest.raises(InputError, match=r"^data\.path: .*FEMNIST.*'cfel\[hf\]'"):
         femnist()
+
+
+def _texts(folder: Path, **columns: list[Any]) -> None:
+    datasets.Dataset.from_dict(columns).save_to_disk(str(folder))
+
+
+def test_the_next_character_anywhere_in_a_text(tmp_path: Path) -> None:
+    """Windows of 3 bytes before each place but the first; the last tenth of each writer's is for testing."""
+    _texts(tmp_path / "d", text=["abcd", "é", "x"], user_id=["u", "v", "u"])
+    found = load("hf:x?next=character&length=3", tmp_path / "d", ANY_CODE)
+    a, b, c, d = b"abcd"
+    assert (found.classes, found.input_shape) == (256, (3,))
+    assert found.train_inputs.tolist() == [[0, 0, a], [0, a, b], [0, 0, 0xC3]]
+    assert found.train_targets.tolist() == [b, c, 0xA9]
+    assert (found.test_inputs.tolist(), found.test_targets.tolist()) == ([[a, b, c]], [d])
+    assert found.train_writers is not None
+    assert found.train_writers.tolist() == [0, 0, 1]
+
+
+def test_the_next_word_in_a_column_of_its_own(tmp_path: Path) -> None:
+    """Words by frequency, then by the alphabet: "a" 4, "," 1, "b" 1, "it's" 1; others are 1."""
+    both = {"train": {"x": ["A a", "a, it's"], "y": ["b", "a"]}, "test": {"x": ["a new b"], "y": ["zebra c"]}}
+    parts = {name: datasets.Dataset.from_dict(columns) for name, columns in both.items()}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "d"))
+    found = load("hf:x?text=x&label=y&next=word&length=4", tmp_path / "d", ANY_CODE)
+    # Only the texts are counted, in which "a" comes three times; "b" is a label and so a rare word.
+    assert found.train_inputs.tolist() == [[0, 0, 2, 2], [0, 2, 3, 4]]
+    assert found.train_targets.tolist() == [1, 2]
+    assert (found.test_inputs.tolist(), found.test_targets.tolist()) == ([[0, 2, 1, 1]], [1])
+    assert found.classes == 8192
+
+
+def test_texts_with_class_labels(tmp_path: Path) -> None:
+    _texts(tmp_path / "d", text=["good good", "bad", "good", "bad bad bad"] * 5, label=[1, 0, 1, 0] * 5)
+    found = load("hf:x?length=2", tmp_path / "d", ANY_CODE)
+    assert (found.classes, found.input_shape, len(found.test_targets)) == (2, (2,), 2)
+    assert {tuple(row) for row in found.train_inputs.tolist()} == {(3, 3), (0, 2), (0, 3), (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("next=caracter", "next: unknown 'caracter'; did you mean 'character'?"),
+        ("next=character&length=2.5", "length = '2.5': must be a whole number ≥ 1"),
+        ("length=no", "length = 'no': must be a whole number ≥ 1"),
+        ("text=label", "column 'label' must hold text, row 0 is 1"),
+        ("next=word&label=none", "column 'none': row 1 is empty"),
+        ("next=word&image=label", "'next' needs text"),
+        ("next=word&text=none", "column 'none': all texts are too short"),
+    ],
+)
+def test_texts_that_cannot_be_read(tmp_path: Path, options: str, message: str) -> None:
+    _texts(tmp_path / "d", text=["one two", "three"], label=[1, 0], none=["x", " "])
+    with pytest.raises(InputError) as caught:
+        load(f"hf:x?{options}", tmp_path / "d", ANY_CODE)
+    assert message in str(caught.value)
+
+
+def _wav(samples: np.ndarray[Any, Any], rate: int, channels: int = 1, width: int = 2) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((channels, width, rate, 0, "NONE", ""))
+        out.writeframes((samples * 32_767).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 44_100])
+def test_a_tone_is_bright_where_its_pitch_is(rate: int) -> None:
+    """A sine of 1,000 Hz is at mel 1,000; 40 bands and 2 edges up to half the rate: band 1,000 ÷ width − 1.
+
+    Power falls by 20 of 80 dB from a tenth of full scale to a hundredth. Half of the clip is silence.
+    """
+    tone = np.sin(2 * np.pi * 1_000 * np.arange(rate // 2) / rate)
+    loud, soft = (make_spectrogram(factor * tone, rate, 1.0) for factor in (0.1, 0.01))
+    assert loud.shape == (40, 98)
+    width = 2595 * np.log10(1 + rate / 1400) / 41
+    assert abs(int(loud[:, 20].argmax()) - (1000 / width - 1)) < 1
+    assert 180 < int(loud[:, 20].max()) < 210
+    assert int(loud[:, 20].max()) - int(soft[:, 20].max()) in (63, 64, 65)
+    assert loud[:, 60:].max() == 0
+
+
+def test_channels_are_averaged_and_other_files_rejected() -> None:
+    both = np.stack([np.full(5, 0.5), np.zeros(5)], 1)
+    samples, rate = read_wav(_wav(both, 100, channels=2), "row 0")
+    assert (rate, samples.tolist()) == (100, pytest.approx([0.25] * 5, abs=1e-4))
+    for content, message in (
+        (b"fLaC", "row 7: not a WAV"),
+        (None, "not a WAV"),
+        (_wav(both, 9, 1, 1), "8 bits"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_wav(content, "row 7")
+
+
+def test_what_the_hub_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def load_dataset(*arguments: object, **more: object) -> Any:
+        asked.append((*arguments, *more.values()))
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for name in ("cifar100", "svhn", "shakespeare", "speech_commands", "sent140"):
+        with pytest.raises(InputError, match=r"offline, give data\.path"):
+            load(name)
+    assert asked == [
+        ("uoft-cs/cifar100", None),
+        ("ufldl-stanford/svhn", "cropped_digits"),
+        ("flwrlabs/shakespeare", None),
+        ("google/speech_commands", "v0.02", "refs/convert/parquet"),
+        ("stanfordnlp/sentiment140", None, "refs/convert/parquet"),
+    ]

@@ -1,6 +1,7 @@
 """Partitions are partitions, keyed, quick, and skewed as asked; no device trains on what is held out."""
 
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +9,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cfel.arrays import IntArray
 from cfel.errors import InputError
 from cfel.learning.data import DataSet, synthetic
-from cfel.learning.data.partition import PartitionParameters, hold_out, partition, partition_dirichlet
+from cfel.learning.data.partition import PartitionParameters, hold_out
+from cfel.learning.data.partition import partition as partition_clusters
+from cfel.plugins import BUILT_IN_ONLY
 
 DATA = synthetic(2400, (2,), classes=6)
-RULES = ("iid", "dirichlet", "shards")
+RULES = ("iid", "dirichlet", "shards", "classes", "sizes")
+
+
+def partition(
+    data: DataSet, devices: int, parameters: PartitionParameters, seed: int
+) -> tuple[DataSet, list[IntArray]]:
+    """All devices in one cluster."""
+    return partition_clusters(data, np.zeros(devices, dtype=np.int64), parameters, seed)
 
 
 def _written(writers: list[int], test_writers: list[int]) -> DataSet:
@@ -35,7 +46,7 @@ def _written(writers: list[int], test_writers: list[int]) -> DataSet:
 @settings(max_examples=15, deadline=None)
 @given(devices=st.integers(1, 300), beta=st.floats(0.01, 100), seed=st.integers(0, 99))
 def test_every_sample_goes_to_exactly_one_device(rule: str, devices: int, beta: float, seed: int) -> None:
-    parameters = PartitionParameters(rule, beta=beta)  # type: ignore[arg-type]
+    parameters = PartitionParameters(rule, beta=beta, classes_per_device=6)
     data, parts = partition(DATA, devices, parameters, seed)
     assert data is DATA
     assert len(parts) == devices
@@ -46,7 +57,7 @@ def test_every_sample_goes_to_exactly_one_device(rule: str, devices: int, beta: 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_seed_decides(rule: str) -> None:
-    parameters = PartitionParameters(rule)  # type: ignore[arg-type]
+    parameters = PartitionParameters(rule)
     one, two, other = (np.concatenate(partition(DATA, 9, parameters, seed)[1]).tolist() for seed in (0, 0, 1))
     assert one == two
     assert one != other
@@ -65,8 +76,7 @@ def test_a_small_beta_means_one_sided_devices() -> None:
 
 
 def test_devices_are_topped_up_to_the_least() -> None:
-    labels = np.repeat(np.arange(3), 100)
-    parts = partition_dirichlet(labels, 30, 0.001, 10, np.random.default_rng(0))
+    _, parts = partition(_labelled([100] * 3), 30, PartitionParameters("dirichlet", 0.001, least=10), 0)
     assert [len(part) for part in parts] == [10] * 30
 
 
@@ -102,7 +112,7 @@ def test_ten_thousand_devices_take_no_time() -> None:
     data = synthetic(72_000, (1,))
     for rule in RULES:
         began = time.process_time()
-        _, parts = partition(data, 10_000, PartitionParameters(rule, beta=0.3), 0)  # type: ignore[arg-type]
+        _, parts = partition(data, 10_000, PartitionParameters(rule, beta=0.3), 0)
         assert time.process_time() - began < 2
         assert len(parts) == 10_000
 
@@ -112,12 +122,12 @@ def test_errors_name_what_is_wrong() -> None:
         partition(DATA, 2001, PartitionParameters("iid"), 0)
     with pytest.raises(InputError, match="names no writers"):
         partition(DATA, 2, PartitionParameters("writer"), 0)
-    with pytest.raises(InputError, match="has 2 writers for 3 devices"):
+    with pytest.raises(InputError, match="has 2 writers, 3 are needed"):
         partition(_written([1, 2, 4], [1, 2]), 3, PartitionParameters("writer"), 0)
     with pytest.raises(InputError, match="too few for 1500 × 2 shards"):
         partition(DATA, 1500, PartitionParameters("shards"), 0)
-    with pytest.raises(InputError, match="did you mean 'dirichlet'"):
-        PartitionParameters("dirichelt")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="partition: unknown 'dirichelt'; did you mean 'dirichlet'"):
+        partition(DATA, 2, PartitionParameters("dirichelt"), 0)
     with pytest.raises(InputError, match="beta"):
         PartitionParameters("dirichlet", beta=0)
     with pytest.raises(InputError, match="least"):
@@ -125,6 +135,172 @@ def test_errors_name_what_is_wrong() -> None:
     floats = DataSet("line", torch.zeros(9, 1), torch.zeros(9), torch.zeros(1, 1), torch.zeros(1), 1)
     with pytest.raises(InputError, match="needs class labels"):
         partition(floats, 3, PartitionParameters("dirichlet"), 0)
+
+
+def _labelled(counts: list[int]) -> DataSet:
+    """So many training samples of each class, in the order of the classes."""
+    labels = torch.from_numpy(np.repeat(np.arange(len(counts)), counts))
+    inputs = torch.zeros(len(labels), 1)
+    return DataSet("labelled", inputs, labels, inputs[:1], labels[:1], len(counts))
+
+
+def _counts(data: DataSet, parts: list[IntArray]) -> list[list[int]]:
+    """Samples of each class on each device."""
+    labels = data.train_targets.numpy()
+    return [np.bincount(labels[part], minlength=data.classes).tolist() for part in parts]
+
+
+def test_every_device_holds_as_many_classes_as_asked_and_every_class_has_as_many_devices() -> None:
+    """8 devices × 3 classes over 6 classes of 40: each class is on 4 devices, with 10 samples each."""
+    data = _labelled([40] * 6)
+    counts = np.array(
+        _counts(data, partition(data, 8, PartitionParameters("classes", classes_per_device=3), 0)[1])
+    )
+    assert ((counts == 10) | (counts == 0)).all()
+    assert (counts > 0).sum(1).tolist() == [3] * 8
+    assert (counts > 0).sum(0).tolist() == [4] * 6
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ("equal", [25, 25, 25, 25]),
+        ("linear", [11, 21, 29, 39]),
+        ("square", [5, 14, 30, 51]),
+        ("exponential", [5, 10, 24, 61]),
+        ((7, 1, 30, 2), [7, 1, 30, 2]),
+    ],
+)
+def test_sizes_are_as_asked(sizes: str | tuple[int, ...], wanted: list[int]) -> None:
+    """Of 100 samples each of 4 devices gets 2; the other 92 are cut at 1:2:3:4, 1:4:9:16 or e⁰:e¹:e²:e³."""
+    _, parts = partition(_labelled([50, 50]), 4, PartitionParameters("sizes", sizes=sizes), 0)
+    assert [len(part) for part in parts] == wanted
+    assert len(np.unique(np.concatenate(parts))) == sum(wanted)
+
+
+def test_mixtures_are_as_asked_until_a_class_is_used_up() -> None:
+    """The devices ask for 0.9 + 0.5 of class 0, which has 28: so each gets 20 samples in all."""
+    data = _labelled([28, 100])
+    _, parts = partition(data, 2, PartitionParameters("distribution", distribution=((9, 1), (1, 1))), 0)
+    assert _counts(data, parts) == [[18, 2], [10, 10]]
+
+
+def test_mixtures_may_be_those_of_clusters() -> None:
+    data = _labelled([60, 60])
+    rows = PartitionParameters("distribution", distribution=((1, 0), (0.25, 0.75)))
+    _, parts = partition_clusters(data, np.array([0, 0, 1, 1]), rows, 0)
+    assert _counts(data, parts) == [[24, 0], [24, 0], [6, 18], [6, 18]]
+
+
+def test_several_writers_on_each_device() -> None:
+    data = _written(list(range(9)) * 2, list(range(9)))
+    restricted, parts = partition(data, 3, PartitionParameters("writer", writers_per_device=2), 0)
+    assert restricted.train_writers is not None
+    owners = [np.unique(restricted.train_writers[part]).tolist() for part in parts]
+    assert [len(owner) for owner in owners] == [2, 2, 2]
+    assert len({writer for owner in owners for writer in owner}) == 6
+
+
+def test_a_test_set_by_other_writers_is_kept_whole() -> None:
+    restricted, parts = partition(_written([1, 1, 2, 3], [7, 8]), 2, PartitionParameters("writer"), 0)
+    assert len(restricted.test_targets) == 2
+    assert sorted(map(len, parts)) in ([1, 1], [1, 2])
+
+
+def _distances(cluster_beta: float, beta: float) -> tuple[float, float]:
+    """How far apart class shares are: clusters from all devices, and devices from their cluster."""
+    data, cluster = synthetic(24_000, (1,), classes=5), np.repeat(np.arange(4), 5)
+    parameters = PartitionParameters("dirichlet", beta, cluster_beta, least=20)
+    _, parts = partition_clusters(data, cluster, parameters, 0)
+    counts = np.array(_counts(data, parts), dtype=float)
+    shares = counts / counts.sum(1, keepdims=True)
+    by_cluster = np.stack([counts[cluster == i].sum(0) for i in range(4)])
+    by_cluster /= by_cluster.sum(1, keepdims=True)
+    everywhere = counts.sum(0) / counts.sum()
+    return float(np.abs(by_cluster - everywhere).sum(1).mean()), float(
+        np.abs(shares - by_cluster[cluster]).sum(1).mean()
+    )
+
+
+def test_skew_between_clusters_and_within_clusters_is_set_separately() -> None:
+    """Each knob moves its own distance, from near 0 to near the largest, which is 2."""
+    between, within = _distances(cluster_beta=0.05, beta=1000)
+    assert between > 0.9
+    assert within < 0.1
+    between, within = _distances(cluster_beta=1000, beta=0.05)
+    assert between < 0.1
+    assert within > 0.9
+
+
+def test_clusters_get_samples_in_proportion_to_their_devices() -> None:
+    """Six devices and two: three quarters of the samples, on average over many classes."""
+    data = synthetic(24_000, (1,), classes=400)
+    cluster = np.array([0] * 6 + [1] * 2)
+    _, parts = partition_clusters(data, cluster, PartitionParameters("dirichlet", 5.0, 2.0), 0)
+    assert sum(map(len, parts[:6])) / 20_000 == pytest.approx(0.75, abs=0.02)
+
+
+def _reversed(
+    data: DataSet, cluster: IntArray, _: PartitionParameters, __: np.random.Generator
+) -> list[IntArray]:
+    return np.array_split(np.arange(len(data.train_targets))[::-1], cluster.size)
+
+
+def test_a_rule_of_ones_own() -> None:
+    own = BUILT_IN_ONLY.add_objects({"<data.partition reversed>": _reversed})
+    parameters = PartitionParameters("<data.partition reversed>")
+    _, parts = partition_clusters(_labelled([6]), np.zeros(2, dtype=np.int64), parameters, 0, own)
+    assert [part.tolist() for part in parts] == [[3, 4, 5], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([[0], [1], [2]], "returned 3 arrays for 2 devices"),
+        ([[0, 1], []], "device 1 must get indices of samples, gets no sample"),
+        ([[0], [1.5]], "device 1 must get indices of samples, gets float64"),
+        ([[0], [6]], "device 1 gets sample 6, 'labelled' has 6"),
+        ([[-1], [1]], "device 0 gets sample -1"),
+        ([[0, 3], [3]], "sample 3 is given more than once"),
+    ],
+)
+def test_wrong_rules_of_ones_own(parts: list[list[float]], message: str) -> None:
+    own = BUILT_IN_ONLY.add_objects({"<r>": lambda *_: parts})
+    with pytest.raises(InputError, match=f"partition '<r>': {message}"):
+        partition_clusters(_labelled([6]), np.zeros(2, dtype=np.int64), PartitionParameters("<r>"), 0, own)
+
+
+def test_foreign_code_is_not_run() -> None:
+    with pytest.raises(InputError, match="partition: 'os:getcwd' is not built in"):
+        partition(DATA, 2, PartitionParameters("os:getcwd"), 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rule": "classes", "classes_per_device": 9}, r"classes_per_device = 9: .* from 2.* to 6"),
+        (
+            {"rule": "classes", "classes_per_device": 1},
+            r"classes_per_device = 1: with 4 devices and 6 classes",
+        ),
+        ({"sizes": "cubic"}, "data.sizes: unknown 'cubic'"),
+        ({"sizes": (3, 0)}, r"data.sizes\[1\] = 0"),
+        ({"rule": "sizes", "sizes": (3, 4)}, "2 numbers with the sum 7; must be one for each of 4 devices"),
+        ({"rule": "sizes", "sizes": (999, 999, 1, 2)}, "with a sum of at most 2000"),
+        (
+            {"rule": "distribution"},
+            "has 0 rows; must have one for each of 4 devices, or for each of 1 clusters",
+        ),
+        ({"rule": "distribution", "distribution": ((1, 2),)}, r"distribution\[0\] = .*must be 6 shares"),
+        ({"distribution": ((1, -2),)}, r"data.distribution\[0\]\[1\] = -2"),
+        ({"distribution": (1, 2)}, r"data.distribution\[0\] = 1: must be a list"),
+        ({"cluster_beta": 0}, "data.cluster_beta = 0"),
+        ({"writers_per_device": 0}, "data.writers_per_device = 0"),
+    ],
+)
+def test_wrong_values_of_the_rules_keys(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        partition(DATA, 4, PartitionParameters(**changes), 0)
 
 
 def _numbered(labels: list[int]) -> DataSet:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cfel.errors import DivergedError
 from cfel.learning.device import device_estimate, device_update
-from cfel.learning.device_messages import DeviceOrder, DeviceState
+from cfel.learning.device_messages import DeviceState, Order
 from cfel.learning.local.batched import device_updates_batched
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.parameters import LocalParameters
@@ -18,7 +18,7 @@ from cfel.learning.task import Task, initial_model
 from tests.learning.conftest import Build, Make, Spread
 
 NOTHING = FlatModel(torch.zeros(1), torch.zeros(0))
-ORDER = DeviceOrder(0, 4, 1, 3, 1.0, 1.0, 1, NOTHING)
+ORDER = Order(0, 4, 1, 3, 1.0, 1.0, 1, NOTHING)
 LOCAL = LocalParameters(learning_rate=0.5)
 
 
@@ -46,7 +46,7 @@ def test_what_is_not() -> None:
     raise_if_diverged(ORDER, LOCAL, Estimates(0.0, -1.0), [1e30], torch.full((4,), 3e38))
 
 
-@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "none"])
+@pytest.mark.parametrize("kind", ["topk", "randomk", "jl", "quantise", "uveqfed", "atomo", "none"])
 @pytest.mark.parametrize("batched", [False, True])
 def test_training_that_diverges(
     digits_task: Task,

@@ -14,7 +14,7 @@ from cfel.errors import InputError
 from cfel.learning.compressors import compressor
 from cfel.learning.data import DataSet
 from cfel.learning.device import device_estimate, device_update
-from cfel.learning.device_messages import DeviceOrder, DeviceState
+from cfel.learning.device_messages import DeviceState, Order
 from cfel.learning.local.algorithms import apply_momentum_step
 from cfel.learning.local.estimates import (
     Estimates,
@@ -175,7 +175,7 @@ def test_estimates_are_unbiased_on_a_quadratic(layered: bool, batch: int, estima
     zero = FlatModel(torch.zeros(SIZE), torch.zeros(0))
     found: list[Estimates] = []
     for seed in range(400):
-        order = DeviceOrder(seed, 0, 0, 0, 1.0, 1.0, 1, zero)
+        order = Order(seed, 0, 0, 0, 1.0, 1.0, 1, zero)
         if estimator == "fresh":
             found.append(device_estimate(order, data, workspace))
         else:

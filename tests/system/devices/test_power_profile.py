@@ -92,3 +92,10 @@ def test_a_missing_or_huge_file_is_rejected(tmp_path: Path) -> None:
         read_power_profile(tmp_path / "none.xml")
     with pytest.raises(FleetFileError, match="at most 1,048,576 are allowed"):
         read_power_profile(write(tmp_path, " " * (MAX_BYTES + 1)))
+
+
+@pytest.mark.parametrize("encoding", ["rot13", "hex", "base64", "shift_jis", "idna", "nobody-knows", "utf-7"])
+def test_other_encodings_are_rejected(tmp_path: Path, encoding: str) -> None:
+    """Python would look for a codec of this name, and fail in its own words."""
+    with pytest.raises(FleetFileError, match=f"line 1: encoding '{encoding}': must be one of utf-8"):
+        read_power_profile(write(tmp_path, PROFILE.replace("utf-8", encoding)))

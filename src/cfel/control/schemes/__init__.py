@@ -10,16 +10,20 @@ import numpy as np
 from cfel import plugins
 from cfel.arrays import BoolArray, FloatArray
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeBuilder, SchemeParameters, State
+from cfel.control.schemes.adaptive import adaptive_k, adaptive_tau
 from cfel.control.schemes.anycost import anycost
 from cfel.control.schemes.bounded import BOUNDED_SCHEMES
-from cfel.control.schemes.fedluck import fedluck
+from cfel.control.schemes.fedluck import fedlamp, fedluck
 from cfel.control.schemes.hcef_plus import hcef_plus
 from cfel.control.schemes.nori import nori
 from cfel.control.schemes.oort import oort
+from cfel.control.schemes.participation import cost_effective, fedpaq, sd_feel_hetero
 from cfel.control.schemes.static import static
+from cfel.control.schemes.talk_or_work import talk_or_work
 from cfel.cost import cluster_seconds, device_seconds
 from cfel.errors import InputError
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
+from cfel.system.batch_shares import LAYER_SHARES
 
 SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
     {
@@ -31,6 +35,13 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
         "anycost": anycost,
         "fedluck": fedluck,
         "nori": nori,
+        "fedlamp": fedlamp,
+        "fedpaq": fedpaq,
+        "adaptive_k": adaptive_k,
+        "adaptive_tau": adaptive_tau,
+        "cost_effective": cost_effective,
+        "talk_or_work": talk_or_work,
+        "sd_feel_hetero": sd_feel_hetero,
         "static": static,
     }
 )
@@ -39,6 +50,9 @@ SCHEMES: Mapping[str, SchemeBuilder] = MappingProxyType(
 def build_scheme(parameters: SchemeParameters, code: CodePolicy = BUILT_IN_ONLY) -> Scheme:
     """Builds the scheme that the parameters name: built in, an entry point, or "module:function"."""
     builder: SchemeBuilder = resolve("scheme", parameters.name, SCHEMES, ("parameters",), code=code)
+    if parameters.steps == "last_layers":
+        # Even the least of training needs the forward pass.
+        parameters = replace(parameters, rho_min=max(parameters.rho_min, LAYER_SHARES.least))
     scheme = builder(parameters)
     # Built-in schemes are covered by tests, and a check of every plan takes time.
     if parameters.name not in SCHEMES:
@@ -128,6 +142,9 @@ def _check_range(what: str, values: FloatArray, wrong: BoolArray, allowed: str) 
 LEAST_CLOCK = 0.5
 """Smallest share of its clock that a device runs at with `slow_clocks`; the default of HCEF+, too."""
 
+# How much a plan may exceed a deadline by rounding.
+_ROUNDING = 1e-9
+
 
 def apply_variants(scheme: Scheme, parameters: SchemeParameters) -> Scheme:
     """The scheme with the variants that `[scheme]` asks for; the same scheme if it asks for none."""
@@ -136,9 +153,31 @@ def apply_variants(scheme: Scheme, parameters: SchemeParameters) -> Scheme:
         scheme = replace(scheme, gossip=gossip)
     if parameters.steps != "local":
         scheme = replace(scheme, device_overrides=replace(scheme.device_overrides, steps=parameters.steps))
+    if parameters.deadline_seconds is not None:
+        scheme = _keep_deadline(scheme, parameters.deadline_seconds)
+    # Clocks last: nobody waits for a device that a deadline leaves out.
     if parameters.slow_clocks:
         scheme = _slow_clocks(scheme)
     return scheme
+
+
+def _keep_deadline(scheme: Scheme, seconds: float) -> Scheme:
+    def plan(state: State, observation: Observation) -> tuple[RoundPlan, State]:
+        made, state = scheme.plan(state, replace(observation, deadline_seconds=seconds))
+        # A scheme that plans by the caps keeps to the deadline already; others ask devices to be late.
+        return _leave_out_late(made, observation, seconds), state
+
+    return replace(scheme, plan=plan, deadline_seconds=seconds)
+
+
+def _leave_out_late(plan: RoundPlan, observation: Observation, deadline: float) -> RoundPlan:
+    """The plan without the devices that it would keep beyond the deadline."""
+    now = plan.apply_speed(observation.conditions)
+    seconds = device_seconds(plan.rho, plan.theta, observation.rounds.local_steps, now.mu, now.nu)
+    late = seconds > deadline * (1 + _ROUNDING)
+    if not late.any():
+        return plan
+    return replace(plan, rho=np.where(late, 0.0, plan.rho), theta=np.where(late, 0.0, plan.theta))
 
 
 def _slow_clocks(scheme: Scheme) -> Scheme:

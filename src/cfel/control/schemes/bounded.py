@@ -5,7 +5,7 @@ differ in how edge servers gossip. Mixing weights are this project's (Metropolis
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -57,7 +57,8 @@ class BoundedScheme:
             return plan_round(observation, parameters, bounds, within_budget=self.within_budget)
 
         gossip = self.gossip if isinstance(self.gossip, Gossip) else self.gossip(parameters)
-        return stateless(plan, gossip, chooses_theta=theta[0] < 1)
+        made = stateless(plan, gossip, chooses_theta=theta[0] < 1)
+        return replace(made, keeps_budgets=self.within_budget)
 
 
 def _follow_clock(parameters: SchemeParameters, observation: Observation) -> FloatArray:

@@ -1,8 +1,8 @@
 """FedLuck and FedLamp: steps and compression of every device together, for the least time per progress.
 
 References: Song, Luo, Lu, Xie, Chen, Wang, "A Joint Approach to Local Updating and Gradient Compression for
-Efficient Asynchronous Federated Learning", Euro-Par 2024 (arXiv 2407.05125), FedLuck; Xu, Liao, Xu, Yao,
-Wang, Huang, "Adaptive Control of Local Updating and Model Compression for Efficient Federated Learning", IEEE
+Efficient Asynchronous Federated Learning", Euro-Par 2024 (arXiv 2407.05125), FedLuck; Xu, Liao, Xu, Ma,
+Wang, Liu, "Adaptive Control of Local Updating and Model Compression for Efficient Federated Learning", IEEE
 Transactions on Mobile Computing 2022, FedLamp.
 
 Kept of FedLuck: steps and θ of a device are chosen jointly from its seconds per step and per upload, to
@@ -14,8 +14,11 @@ over common deadlines D, this minimises
     (D + its share of the exchange) / mean over devices of max ρ·κ(θ) within D
 
 with the κ that devices measure. D keeps to the seconds that the time budget leaves the round, where the
-slowest device can; energy is not limited, as in both papers.
+slowest device can. `fedluck` does not limit energy, as in its paper. `fedlamp` limits resources, as in its
+paper: every device keeps to an equal share of the joules of the round, where it can.
 """
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -30,19 +33,28 @@ DEADLINES = 17
 
 def fedluck(parameters: SchemeParameters) -> Scheme:
     """Chooses a deadline per cluster, and what each device does until then."""
+    return _build(parameters, limits_energy=False)
 
+
+def fedlamp(parameters: SchemeParameters) -> Scheme:
+    """Chooses a deadline per cluster, and what each device does until then with its share of the energy."""
+    return _build(parameters, limits_energy=True)
+
+
+def _build(parameters: SchemeParameters, *, limits_energy: bool) -> Scheme:
     def plan(seen: Observation) -> RoundPlan:
         present = seen.conditions.available
         if not present.any():
             return make_empty_plan(len(present))
         pairs = list_pairs(parameters, seen)
-        gain, no_limit = pairs.rho * pairs.kept, np.full(len(present), np.inf)
+        gain = pairs.rho * pairs.kept
+        joules = np.full(len(present), seen.caps()[1] / present.sum() if limits_energy else np.inf)
         least, most = _list_bounds(seen, pairs.rho[0], pairs.theta[0])
         best = np.zeros(len(present), dtype=np.intp)
         lowest = np.full(seen.clusters, np.inf)
         for share in np.linspace(0.0, 1.0, DEADLINES):
             until = least + share * (most - least)
-            found, _ = choose_best(seen, pairs, gain, until[seen.cluster], no_limit)
+            found, _ = choose_best(seen, pairs, gain, until[seen.cluster], joules)
             score = _rate(seen, pairs.rho[found], pairs.theta[found], gain[found])
             better = score < lowest
             lowest = np.where(better, score, lowest)
@@ -51,7 +63,9 @@ def fedluck(parameters: SchemeParameters) -> Scheme:
             rho=np.where(present, pairs.rho[best], 0.0), theta=np.where(present, pairs.theta[best], 0.0)
         )
 
-    return choose_from_pairs(parameters, dict, lambda state, seen: (plan(seen), state))
+    made = choose_from_pairs(parameters, dict, lambda state, seen: (plan(seen), state))
+    # It keeps to the seconds only, so what a round takes in joules is no reason not to begin it.
+    return replace(made, keeps_budgets=False)
 
 
 def _list_bounds(seen: Observation, rho: float, theta: float) -> tuple[FloatArray, FloatArray]:

@@ -1,19 +1,28 @@
 """HCEF+: as much progress as time and energy are worth, within both budgets.
 
 P2 takes top-k's error to be (1 − θ)‖x‖² and has no term for progress, so it sends nearly everything and
-leaves time unused. Here a step counts as progress, what an upload loses is measured, and what compression
-drops is sent later. `docs/explanations/hcef-plus.md` has the derivation and the measured effect of every
-switch; `Options` says what each does. With `scheme.steps = "small_batches"`, devices take all steps, on
-batches as small as the noise allows, instead of leaving steps out.
+leaves time unused. Here every edge round is planned for the most progress per time and energy:
+
+* every device takes k steps, the same k for all; aggregating often is worth more than many steps in a row;
+* each step is on b samples, chosen for each device: as few as the noise of the averaged step allows;
+* a share θ of the update is sent; what compression drops is sent later;
+* devices that would finish early run at a slower clock.
+
+Progress is `value_steps` × `value_batches` × `value_uploads`. Time and energy are weighed by what is left of
+their budgets. `docs/explanations/hcef-plus.md` has the derivation and the measured effect of every part;
+`Options` says what each does. Where batches cannot be chosen (`scheme.steps = "whole"`), each device takes
+fewer steps instead.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from cfel import validation
-from cfel.arrays import FloatArray
-from cfel.control.list_solver import PairTable, list_steps, list_theta, pair_up, solve_on_list
+from cfel.arrays import FloatArray, IndexArray
+from cfel.control.list_solver import PairTable, Weighing, list_steps, list_theta, pair_up, solve_on_list
 from cfel.control.planning import Bounds, build_problem, estimate_contraction, make_plan
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import (
@@ -23,21 +32,34 @@ from cfel.control.scheme import (
     RoundPlan,
     Scheme,
     SchemeParameters,
+    State,
     make_empty_plan,
     read_options,
 )
+from cfel.cost import device_joules, device_seconds
 from cfel.errors import InputError
 from cfel.system.batch_shares import BatchShares
 
-SWITCHES = (
-    *("progress", "curve", "error_feedback", "whole_steps", "efficiency", "frequency", "dense_gossip"),
-)
-# Chosen by hand; on held-out samples of CIFAR-10, seed 0, accuracy with 10 was within the noise of one seed
-# (results/README.md, "One gossip step or two").
-HORIZON = 50.0
-# Small batches make a round so cheap that sending late costs more than sending. Chosen against 50 on held-out
-# samples of CIFAR-10, seed 10: rows `small-shared` and `small-shared-horizon_50` of the study `learning`.
-SMALL_BATCH_HORIZON = 5.0
+SWITCHES = ("progress", "curve", "error_feedback", "efficiency", "frequency", "dense_gossip")
+# The three constants of progress were fitted on held-out samples of seed 10, on both data sets together, by
+# static plans that differ in one of k, b and θ: `python experiments/study.py progress`.
+FRESH_STEPS = 2
+"""So many local steps in a row are worth as much as single ones; each further one half of the one before."""
+DELAY = 0.85
+"""What an update is worth that arrives an edge round late."""
+NOISE_POWER = 3.0
+"""How sharply progress falls once noise exceeds the gradient, see `value_batches`."""
+
+FIRST_ROUNDS = 10
+"""Edge rounds over which noise is measured. Later, σ²/G² rises while the learning rate falls."""
+
+FIRST_WEIGHT = 0.65
+"""The weight of time before the first plan, and without budgets: about what budgets of one scheme give."""
+WEIGHTS = (0.5, 0.9)
+"""The weight of time stays between these: with one budget alone, the other cost still counts a little."""
+
+# Of more steps than this, only some counts are tried.
+MOST_COUNTS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,124 +67,248 @@ class Options:
     """`[scheme.options]` of HCEF+.
 
     Attributes:
-        progress: a step counts as progress; off: P2's own objective on the same list.
+        progress: a step counts as progress; off: P2's own objective, in whole steps on full batches.
         curve: what top-k keeps is measured on real updates; off: κ(θ) = θ, as P2 assumes.
         error_feedback: devices keep what compression dropped, and add it to their next upload.
-        whole_steps: every device takes exactly the k steps of its plan; off: each of τ with probability k/τ.
         efficiency: time and energy are spent where they bring progress; off: the caps are used up.
         frequency: devices that would finish early run at a slower clock.
         dense_gossip: edge servers gossip after every edge round instead of every global round.
-        evenness: weight ω ≥ 0 of (1 − ρ)² beside progress; the larger, the more alike devices' shares.
-        time_weight: a in (0, 1): how much time counts beside energy, whose weight is 1 − a.
-        horizon: edge rounds within which what compression dropped should have arrived, > 0; None for 50, or
-            for 5 with small batches.
+        evenness: weight ω ≥ 0 of (1 − ρ)² beside progress, where batches are not chosen; the larger, the more
+            alike devices' shares.
+        time_weight: a in (0, 1): how much time counts beside energy, whose weight is 1 − a; None for the
+            weight that the budgets give.
         least_speed: smallest share of its clock a device may run at, in (0, 1].
         gossip_steps: gossip steps at each exchange, ≥ 1.
-        noise: share of a step's progress that the noise of full batches costs where σ² = G², ≥ 0; for small
-            batches.
-        least_batch: smallest batch, as a share of the full one, in (0, 1]; for small batches.
+        least_batch: smallest batch, as a share of the full one, in (0, 1]; never below two samples.
+        local_steps: k, where it is not to be planned, ≥ 1; at most τ is taken.
     """
 
     progress: bool = True
     curve: bool = True
     error_feedback: bool = True
-    whole_steps: bool = True
     efficiency: bool = True
     frequency: bool = True
     dense_gossip: bool = True
     evenness: float = 0.25
-    time_weight: float = 0.8
-    horizon: float | None = None
+    time_weight: float | None = None
     least_speed: float = 0.5
     gossip_steps: int = 2
-    noise: float = 0.1
-    least_batch: float = 0.2
+    least_batch: float = 0.04
+    local_steps: int | None = None
 
     def __post_init__(self) -> None:
         for name in SWITCHES:
             validation.check_switch(f"scheme.options.{name}", getattr(self, name))
         validation.check_number("scheme.options.evenness", self.evenness, least=0)
-        validation.check_number("scheme.options.time_weight", self.time_weight, above=0, below=1)
-        if self.horizon is not None:
-            validation.check_number("scheme.options.horizon", self.horizon, above=0)
+        if self.time_weight is not None:
+            validation.check_number("scheme.options.time_weight", self.time_weight, above=0, below=1)
         validation.check_number("scheme.options.least_speed", self.least_speed, above=0, most=1)
-        validation.check_number("scheme.options.noise", self.noise, least=0)
         validation.check_number("scheme.options.least_batch", self.least_batch, above=0, most=1)
         validation.check_whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
+        if self.local_steps is not None:
+            validation.check_whole("scheme.options.local_steps", self.local_steps, least=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choice:
+    """One plan, and what it takes and brings."""
+
+    plan: RoundPlan
+    score: float
+    seconds: float
+    joules: float
 
 
 def hcef_plus(parameters: SchemeParameters) -> Scheme:
     """Solves the progress problem in every edge round."""
     options = read_options(Options, parameters.options)
     theta = list_theta(parameters.theta_min)
-    # Without progress in the objective nothing says what time and energy are worth.
-    time_weight = options.time_weight if options.efficiency and options.progress else None
-    small_batches = parameters.steps == "small_batches"
+    if parameters.steps == "last_layers":
+        raise InputError("scheme.steps = 'last_layers': hcef_plus plans steps and batches of all layers")
+    in_batches = options.progress and parameters.steps != "whole"
 
-    def plan(observation: Observation) -> RoundPlan:
+    def plan(state: State, observation: Observation) -> tuple[RoundPlan, State]:
         present = observation.conditions.available
         if not present.any():
-            return make_empty_plan(len(present))
-        tau = observation.rounds.local_steps
-        shares = _need_batch(observation) if small_batches else None
+            return make_empty_plan(len(present)), state
+        state = _measure_noise(state, observation)
+        planner = _Planner(
+            options, parameters, observation, theta, _find_weighing(options, observation, state)
+        )
+        shares = observation.small_batches
+        if shares is None and parameters.steps == "small_batches":
+            raise InputError(
+                "scheme.steps = 'small_batches': plans need the size of a full batch, which is not known here"
+            )
         if shares is None:
-            steps = list_steps(parameters.rho_min, tau)
-        else:
-            # On a part of its batch, a step costs as much as a part of a step.
-            listed = shares.list_shares(options.least_batch)
-            steps = tau * listed[listed >= parameters.rho_min]
-        bounds = Bounds(rho=(steps[0] / tau, 1.0), theta=(float(theta[0]), 1.0))
-        problem = build_problem(observation, parameters, bounds)
-        kept = estimate_contraction(theta, observation.kept_energy if options.curve else theta)
-        count, share = pair_up(steps, theta)
-        part = None if shares is None else shares.find_part(count / tau)
-        cost = _pair_costs(options, problem, count / tau, kept[share], part)
-        slow_clocks = options.frequency and not observation.full_clocks
-        table = PairTable(count, theta[share], cost, options.least_speed if slow_clocks else 1.0)
-        return make_plan(problem, solve_on_list(problem, table, time_weight), present)
+            return planner.plan_steps().plan, state
+        tried = _list_counts(options, observation, state)
+        noise = state["sigma2"] / state["g2"] if state["g2"] else 1.0
+        best = max((planner.plan_batches(shares, k, noise) for k in tried), key=lambda each: each.score)
+        return best.plan, {**state, **_remember(best, observation)}
 
     return Scheme(
         init=dict,
-        plan=lambda state, observation: (plan(observation), state),
+        plan=plan,
         gossip=Gossip(every_edge_round=options.dense_gossip, steps=options.gossip_steps),
         device_overrides=DeviceOverrides(
-            steps="whole" if options.whole_steps else None,
+            steps="small_batches" if in_batches else "whole",
             error_feedback=True if options.error_feedback else None,
             kept_energy_at=tuple(theta.tolist()) if options.curve else (),
         ),
         plans_clocks=options.frequency,
         chooses_theta=parameters.theta_min < 1,
+        keeps_budgets=True,
     )
 
 
-def _need_batch(observation: Observation) -> BatchShares:
-    if observation.small_batches is None:
-        raise InputError(
-            "scheme.steps = 'small_batches': plans need the size of a full batch, which is not known here; "
-            "plan in whole steps, or for an experiment, which has a batch"
-        )
-    return observation.small_batches
+def _find_weighing(options: Options, observation: Observation, state: State) -> Weighing | None:
+    """How much time and energy count; None where progress has no price, and the caps are used up."""
+    if not (options.efficiency and options.progress):
+        return None
+    weight = options.time_weight or float(state.get("time_weight", FIRST_WEIGHT))
+    return Weighing(weight, observation.exchange_seconds, observation.exchange_joules)
 
 
-def _pair_costs(
-    options: Options, problem: RoundProblem, rho: FloatArray, kept: FloatArray, part: FloatArray | None
-) -> FloatArray:
-    """The objective of every pair (k, θ), given its ρ = k/τ and κ(θ).
+def _measure_noise(state: State, observation: Observation) -> State:
+    """The state with the sums of σ² and G² over the first edge rounds."""
+    if state.get("measured", 0) >= FIRST_ROUNDS:
+        return state
+    sigma2, g2 = observation.estimates()
+    return {
+        **state,
+        "measured": state.get("measured", 0) + 1,
+        "sigma2": state.get("sigma2", 0.0) + sigma2,
+        "g2": state.get("g2", 0.0) + g2,
+    }
 
-    With error feedback nothing is lost, it arrives later: by (1 − κ)/κ edge rounds on average. That delay,
-    relative to the horizon, reduces what a step is worth. Without it, a share 1 − κ of the update is lost.
 
-    With small batches all steps are taken, on a part of each batch. Noise is taken to be inversely
-    proportional to the batch, which it is for devices with many more samples than a batch has: a step is
-    worth 1 + ν − ν/part, where ν is what the noise of a full batch costs.
+def _list_counts(options: Options, observation: Observation, state: State) -> list[int]:
+    """The numbers of steps to try; within a global round it stays, as shared momentum builds on it."""
+    tau, last = observation.rounds.local_steps, state.get("local_steps")
+    if options.local_steps is not None:
+        return [min(options.local_steps, tau)]
+    if observation.edge_round and last is not None:
+        return [last]
+    listed: list[int] = np.unique(np.geomspace(1, tau, min(tau, MOST_COUNTS)).round().astype(int)).tolist()
+    return listed
+
+
+def _remember(best: _Choice, observation: Observation) -> Mapping[str, Any]:
+    """What the next plan starts from: k, and the weight of time.
+
+    A round costs the sum of the shares that it takes of what is left of both budgets. Progress per such cost
+    is the most where time weighs as much as its part of the sum.
     """
-    if not options.progress:
-        scale = problem.sigma2 + problem.g2 or 1.0
-        return problem.noise_weight * (2.0 - kept) * rho + 3.0 * problem.g2 / scale * (1.0 - rho) ** 2
-    horizon = options.horizon or (HORIZON if part is None else SMALL_BATCH_HORIZON)
-    delayed = np.maximum(1.0 - (1.0 - kept) / (kept * horizon), 0.0)
-    value = delayed if options.error_feedback else kept
-    if part is None:
-        return options.evenness * (1.0 - rho) ** 2 - rho * value
-    noise = min(1.0, options.noise * problem.sigma2 / problem.g2) if problem.g2 else 1.0
-    return -np.maximum(1.0 + noise - noise / part, 0.0) * value
+    budget, ledger = observation.budget, observation.ledger
+    seconds = best.seconds / max(budget.seconds - ledger.seconds, 1e-9)
+    joules = best.joules / max(budget.joules - ledger.joules, 1e-9)
+    weight = seconds / (seconds + joules) if seconds + joules > 0 else FIRST_WEIGHT
+    return {
+        "local_steps": best.plan.local_steps,
+        "time_weight": float(np.clip(weight, *WEIGHTS)),
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Planner:
+    """Plans one edge round."""
+
+    options: Options
+    parameters: SchemeParameters
+    observation: Observation
+    theta: FloatArray
+    weighing: Weighing | None
+
+    def plan_batches(self, shares: BatchShares, count: int, noise: float) -> _Choice:
+        """The best plan in which every device takes `count` steps, on batches of its own size.
+
+        `noise` is σ²/G² of a full batch on one device.
+        """
+        listed = shares.list_shares(self.options.least_batch)
+        steps, share = pair_up(count * listed, self.theta)
+        part = shares.find_part(steps / count)
+        problem = self._build_problem(steps, count)
+        averaged = problem.devices / len(np.unique(problem.cluster))
+        value = value_steps(count) * value_batches(noise / (part * averaged)) * self._value_uploads()[share]
+        return self._solve(problem, steps, share, -value, local_steps=count)
+
+    def plan_steps(self) -> _Choice:
+        """The best plan in which devices take whole numbers of steps on full batches."""
+        tau, options = self.observation.rounds.local_steps, self.options
+        steps, share = pair_up(list_steps(self.parameters.rho_min, tau), self.theta)
+        problem, rho = self._build_problem(steps), steps / tau
+        if options.progress:
+            cost = options.evenness * (1.0 - rho) ** 2 - rho * self._value_uploads()[share]
+        else:
+            scale, kept = problem.sigma2 + problem.g2 or 1.0, self._measure_kept()[share]
+            cost = problem.noise_weight * (2.0 - kept) * rho + 3.0 * problem.g2 / scale * (1.0 - rho) ** 2
+        return self._solve(problem, steps, share, cost)
+
+    def _build_problem(self, steps: FloatArray, local_steps: int | None = None) -> RoundProblem:
+        tau = self.observation.rounds.local_steps
+        bounds = Bounds(rho=(steps.min() / tau, steps.max() / tau), theta=(float(self.theta[0]), 1.0))
+        return build_problem(self.observation, self.parameters, bounds, local_steps=local_steps)
+
+    def _solve(
+        self,
+        problem: RoundProblem,
+        steps: FloatArray,
+        share: IndexArray,
+        cost: FloatArray,
+        local_steps: int | None = None,
+    ) -> _Choice:
+        slow_clocks = self.options.frequency and not self.observation.full_clocks
+        table = PairTable(steps, self.theta[share], cost, self.options.least_speed if slow_clocks else 1.0)
+        solution = solve_on_list(problem, table, self.weighing)
+        plan = make_plan(problem, solution, self.observation.conditions.available, local_steps)
+        seconds, joules = _count_costs(self.observation, plan)
+        weighing = self.weighing or Weighing(FIRST_WEIGHT)
+        score = float(weighing.score(solution.objective, seconds, joules))
+        return _Choice(plan, score, seconds + weighing.seconds, joules + weighing.joules)
+
+    def _measure_kept(self) -> FloatArray:
+        """κ(θ): the share of an update's energy that its largest entries keep."""
+        return estimate_contraction(
+            self.theta, self.observation.kept_energy if self.options.curve else self.theta
+        )
+
+    def _value_uploads(self) -> FloatArray:
+        """What an update is worth at each θ: by how late it arrives, or by how much of it does."""
+        kept = self._measure_kept()
+        return value_uploads(kept) if self.options.error_feedback else kept
+
+
+def value_steps(count: int) -> float:
+    """The progress of so many local steps in a row, in steps."""
+    late = max(count - FRESH_STEPS, 0)
+    return count - late + 1 - 0.5**late
+
+
+def value_uploads(kept: FloatArray) -> FloatArray:
+    """What an update is worth of which a share κ of the energy is sent at a time.
+
+    With error feedback nothing is lost; it arrives (1 − κ)/κ edge rounds late on average.
+    """
+    return np.asarray(DELAY ** ((1.0 - kept) / kept))
+
+
+def value_batches(noise: FloatArray) -> FloatArray:
+    """What a step is worth whose average has this noise; 1 without any.
+
+    Noise is the variance of the averaged gradient divided by the square of its mean: σ²/G² of a full batch,
+    over the part of it that is used and the devices that an edge server averages. Where the learning rate
+    follows the noise, a step makes 1/(1 + noise) of the progress (McCandlish et al.: An empirical model of
+    large-batch training, 2018). Here the rate is fixed, so noise hardly matters up to the rate's limit, and
+    then ruins the step.
+    """
+    return np.asarray(1.0 / (1.0 + noise**NOISE_POWER))
+
+
+def _count_costs(observation: Observation, plan: RoundPlan) -> tuple[float, float]:
+    """Seconds until the last device is done, and joules of all."""
+    now, present = plan.apply_speed(observation.conditions), observation.conditions.available
+    tau = observation.rounds.local_steps
+    seconds = device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu)
+    joules = device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power)
+    return float(seconds[present].max()), float(joules[present].sum())

@@ -54,7 +54,7 @@ def nori(parameters: SchemeParameters) -> Scheme:
 
     def plan(state: State, seen: Observation) -> tuple[RoundPlan, State]:
         present = seen.conditions.available
-        loss = _mean_loss(seen)
+        loss = seen.mean_loss()
         first = state["first_loss"] if state["first_loss"] is not None else loss
         if not present.any():
             return make_empty_plan(len(present)), {"first_loss": first}
@@ -71,11 +71,6 @@ def nori(parameters: SchemeParameters) -> Scheme:
         ), {"first_loss": first}
 
     return choose_from_pairs(parameters, init, plan)
-
-
-def _mean_loss(seen: Observation) -> float | None:
-    known = None if seen.losses is None else seen.losses[np.isfinite(seen.losses)]
-    return None if known is None or not known.size else float(known.mean())
 
 
 def _measure(seen: Observation, pairs: Pairs) -> tuple[FloatArray, np.ndarray]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cfel import validation
-from cfel.control.list_solver import PairTable, solve_on_list
+from cfel.control.list_solver import PairTable, Weighing, solve_on_list
 from cfel.control.planning import Bounds, build_problem, make_plan
 from cfel.control.scheme import (
     DeviceOverrides,
@@ -66,7 +66,7 @@ def static(parameters: SchemeParameters) -> Scheme:
         steps = np.array([rho * observation.rounds.local_steps])
         least_clock = 1.0 if observation.full_clocks else options.least_speed
         table = PairTable(steps, np.array([options.theta]), np.array([-1.0]), least_clock)
-        return make_plan(problem, solve_on_list(problem, table, options.time_weight), present)
+        return make_plan(problem, solve_on_list(problem, table, Weighing(options.time_weight)), present)
 
     return Scheme(
         init=dict,

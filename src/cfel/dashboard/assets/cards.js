@@ -28,17 +28,18 @@ function countEach(words) {
 }
 
 function accuracyOfDevices(status) {
-  const last = status.history.filter(point => known(point.device_accuracy_mean)).at(-1);
-  return last ? [tile("Accuracy per device", share(last.device_accuracy_mean), "mean",
-    `worst tenth ${share(last.device_accuracy_worst)} · spread ${share(last.device_accuracy_spread)}`)] : [];
+  const last = status.history.filter(point => known(point.device_accuracy_mean)).at(-1), metric = status.metric;
+  return last ? [tile(`${capitalise(metric.name)} per device`, quality(metric, last.device_accuracy_mean), "mean",
+    `worst tenth ${quality(metric, last.device_accuracy_worst)} · spread ${quality(metric, last.device_accuracy_spread)}`)] : [];
 }
 
 function drawTiles(status) {
   const finished = status.history.at(-1)?.round ?? 0, pace = status.rounds ? finished / status.rounds : null;
   const evaluated = status.history.filter(point => known(point.accuracy)), last = evaluated.at(-1);
-  const reached = known(status.target) ? evaluated.find(point => point.accuracy >= status.target) : null;
-  const aim = reached ? `target ${share(status.target)} reached in round ${reached.round}`
-    : known(status.target) ? `target ${share(status.target)}` : last ? `best ${share(Math.max(...evaluated.map(point => point.accuracy)))}` : "not evaluated yet";
+  const metric = status.metric, target = quality(metric, status.target);
+  const reached = known(status.target) ? evaluated.find(point => reaches(metric, point.accuracy, status.target)) : null;
+  const aim = reached ? `target ${target} reached in round ${reached.round}` : known(status.target) ? `target ${target}`
+    : last ? `best ${quality(metric, bestOf(metric, evaluated.map(point => point.accuracy)))}` : "not evaluated yet";
   const edge = known(status.edge_round) ? `edge round ${status.edge_round}${status.edge_rounds ? ` of ${status.edge_rounds}` : ""} · ` : "";
   const devices = devicesOf(status), size = status.clusters.reduce((sum, cluster) => sum + cluster.size, 0);
   const present = devices.filter(device => PRESENT.includes(device.state)).length;
@@ -46,10 +47,10 @@ function drawTiles(status) {
   const tiles = [
     tile("Global round", String(status.round), status.rounds ? `of ${status.rounds}` : "", `${edge}${status.phase}`,
       known(pace) ? meter(pace, "progress") : null),
-    tile("Accuracy", last ? share(last.accuracy) : "–", "", aim),
+    tile(capitalise(metric.name), last ? quality(metric, last.accuracy) : "–", "", aim),
     ...accuracyOfDevices(status),
-    budgetTile("Time spent", status.seconds, status.seconds_budget, secondsText, "", pace),
-    budgetTile("Energy spent", status.joules, status.joules_budget, joulesText, "energy", pace),
+    budgetTile("Time spent, realised", status.seconds, status.seconds_budget, secondsText, "", pace),
+    budgetTile("Energy spent, realised", status.joules, status.joules_budget, joulesText, "energy", pace),
     tile("Devices", devices.length < size ? size.toLocaleString("en") : `${present}`, devices.length < size ? "in total" : `of ${size}`,
       devices.length < size ? `${devices.length.toLocaleString("en")} slowest shown` : states || "none known"),
   ];

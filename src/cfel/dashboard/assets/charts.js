@@ -42,8 +42,8 @@ function lineChart(box, { series, xHigh, xName, yLow, yHigh, yText, marks = [] }
 
 const AXES = {
   round: ["global round", point => point.round],
-  seconds: ["seconds", point => point.seconds],
-  joules: ["joules", point => point.joules],
+  seconds: ["seconds, realised", point => point.seconds],
+  joules: ["joules, realised", point => point.joules],
 };
 const SPARE = ["energy", "good", "violet", "warn", "bad", "grey"];
 
@@ -57,15 +57,16 @@ function drawAccuracy(status, axis) {
   if (!series.length) return box.replaceChildren(element("p", { class: "empty-state" }, "No round has been evaluated yet."));
   const values = series.flatMap(line => line.points.map(point => point[1]));
   if (known(status.target)) values.push(status.target);
-  const ordinary = Math.max(...values) <= 1 && Math.min(...values) >= 0, span = Math.max(...values) - Math.min(...values);
+  const ordinary = status.metric.unit === "%", span = Math.max(...values) - Math.min(...values);
   const yLow = ordinary ? Math.max(0, Math.min(...values) - .08 * span) : Math.min(...values);
   const yHigh = ordinary ? Math.min(1, Math.max(...values) + .08 * span + .001) : Math.max(...values) + .001;
   const loss = status.history.at(-1)?.loss;
+  document.querySelector("#accuracy h2").textContent = capitalise(status.metric.name) + (status.metric.unit && !ordinary ? `, ${status.metric.unit}` : "");
   show("accuracy", ".note", known(loss) ? `Training loss ${decimal(loss, 3)} in round ${status.history.at(-1).round}.` : "");
   lineChart(box, {
     series, xName: name, yLow, yHigh, xHigh: axis === "round" && !others.length ? status.rounds : null,
     yText: ordinary ? percent : compact,
-    marks: known(status.target) ? [{ value: status.target, text: `target ${share(status.target)}` }] : [],
+    marks: known(status.target) ? [{ value: status.target, text: `target ${quality(status.metric, status.target)}` }] : [],
   });
 }
 

@@ -14,11 +14,18 @@ const svgElement = (tag, attributes = {}, ...children) =>
   fill(document.createElementNS(SVG_NAMESPACE, tag), attributes, children);
 
 const known = value => value !== null && value !== undefined;
-const places = value => Math.abs(value) < 10 ? 2 : Math.abs(value) < 100 ? 1 : 0;
+// At least three significant digits: 0.0663, 56.1, 2,199.
+const places = value => !value ? 2 : Math.max(0, Math.min(8, 2 - Math.floor(Math.log10(Math.abs(value)))));
 const decimal = (value, digits) =>
   value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 const number = value => known(value) ? decimal(value, places(value)) : "–";
 const share = value => known(value) ? `${decimal(100 * value, 1)}\u00a0%` : "–";
+// The task's metric with its unit; "%" is a share.
+const quality = (metric, value) => !known(value) ? "–" : metric.unit === "%" ? share(value)
+  : `${number(value)}${metric.unit ? `\u00a0${metric.unit}` : ""}`;
+const reaches = (metric, value, target) => metric.better === "smaller" ? value <= target : value >= target;
+const bestOf = (metric, values) => metric.better === "smaller" ? Math.min(...values) : Math.max(...values);
+const capitalise = text => text.charAt(0).toUpperCase() + text.slice(1);
 const percent = value => `${Math.round(100 * value)}\u00a0%`;
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 

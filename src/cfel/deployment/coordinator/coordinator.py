@@ -1,45 +1,63 @@
 """The coordinator: a role that one edge server holds for a term, without any state on a disk.
 
 It plans edge rounds, has the edge servers carry them out and gossip, and makes the record of each global
-round. All it knows travels in every command (`control_state`). A successor asks the others for the newest
-state and repeats the last command; an edge server that has carried it out already repeats its answer.
+round. All it knows travels in every command (`state`). A successor asks the others for the newest state and
+repeats the last command; an edge server that has carried it out already repeats its answer.
+
+`CoordinatorRole` starts a `Coordinator` when its edge server is elected and ends it with the term. After a
+failure it resigns for a while, so that another edge server takes over.
 """
 
 import asyncio
 import hashlib
-import time
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from cfel.arrays import BoolArray
-from cfel.deployment.compute_thread import ComputeThread
-from cfel.deployment.coordinator.bounding import Answer, bound_answers
-from cfel.deployment.coordinator.control_state import CoordinatorState, initial_coordinator_state
-from cfel.deployment.coordinator.counting import add_edge_round, add_estimates, count_edge_round
-from cfel.deployment.coordinator.divergence import Divergence, describe_all_diverged
-from cfel.deployment.coordinator.edge_calls import QUICK_SECONDS, TRY_AGAIN_SECONDS, TermCalls
-from cfel.deployment.coordinator.handover import Handover
-from cfel.deployment.coordinator.partial_mixing import mixing_rows
-from cfel.deployment.coordinator.proposals import propose
-from cfel.deployment.coordinator.scores import combine_scores, read_scores
-from cfel.deployment.coordinator.succession import succeed
+from cfel.control.scheme import Observation
+from cfel.deployment.coordinator.calls import (
+    QUICK_SECONDS,
+    TRY_AGAIN_SECONDS,
+    DeposedError,
+    Handover,
+    TermCalls,
+    take_over,
+)
+from cfel.deployment.coordinator.counting import (
+    Answer,
+    add_edge_round,
+    add_estimates,
+    bound_answers,
+    combine_scores,
+    count_edge_round,
+    mixing_rows,
+    read_scores,
+)
+from cfel.deployment.coordinator.state import (
+    CoordinatorState,
+    Position,
+    ends_exchange,
+    ends_global_round,
+    gossip_is_next,
+)
+from cfel.deployment.edge.server import EdgeServer
+from cfel.deployment.election.member import Member
+from cfel.deployment.host import DiskHealth, Host
 from cfel.deployment.measurement.measured_rounds import apply_reports, reserve_overhead
-from cfel.deployment.measurement.plausibility import usual_conditions
+from cfel.deployment.measurement.plausibility import Doubts, usual_conditions
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.positions import ends_exchange, ends_global_round, gossip_is_next
-from cfel.deployment.protocol.calls import Calls
-from cfel.deployment.protocol.coordinator_requests import (
+from cfel.deployment.protocol.calls import Calls, OnRejection
+from cfel.deployment.protocol.edge_requests import (
     CloseCommand,
     EstimateAnswer,
     EstimateCommand,
-    FetchAnswer,
     FetchCommand,
     MeanMetricRequest,
     MixAnswer,
     MixCommand,
-    MixingRows,
     NewestRequest,
     PlanAnswer,
     PlanCommand,
@@ -47,64 +65,63 @@ from cfel.deployment.protocol.coordinator_requests import (
     StopCommand,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.transport.grpc_transport import OnRejection
-from cfel.errors import UnreachableError
-from cfel.rounds.estimates import combine_estimates, implausible_devices, needs_estimates
+from cfel.errors import AllDivergedError, UnreachableError
+from cfel.rounds.estimates import (
+    find_impossible,
+    implausible_devices,
+    needs_estimates,
+    note_habits,
+    view_estimates,
+)
 from cfel.rounds.kernel import (
     charge_gossip,
     close_global_round,
-    find_rate,
+    ends_at_budget,
+    find_used,
     is_evaluated,
     is_over,
     observe,
     plan_edge_round,
 )
 from cfel.rounds.records import RoundScores, make_plan_table, make_record
+from cfel.system import Conditions
 from cfel.world import World
+
+_LOG = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.01
+_DISK_LOOK_SECONDS = 0.5
+# In election timeouts: how long it asks for no votes without a disk, and at most after failures.
+_RESTS_WITHOUT_DISK = 8.0
+_MOST_RESTS = 64.0
 
 
 class Coordinator:
     """The coordinator of one term.
 
     Args:
-        world: what is run.
-        deployment: deadlines.
-        term: its number.
-        calls: how it reaches the edge servers, its own included.
-        compute: where plans are made.
-        is_leading: whether it still may act.
-        number: the edge server that it runs on.
-        on_rejection: called for implausible estimates, measurements and handed-over states.
-        is_gone: whether an edge server has been silent for too long to wait for it.
+        edges: how it calls the edge servers, its own included.
+        host: the machine it runs on, where plans are made.
+        on_rejection: called for devices with implausible estimates or measurements.
     """
 
     def __init__(
         self,
         world: World,
         deployment: DeploymentParameters,
-        term: int,
-        calls: Calls,
-        compute: ComputeThread,
-        is_leading: Callable[[], bool],
+        edges: TermCalls,
+        host: Host,
         number: int,
         on_rejection: OnRejection,
-        is_gone: Callable[[int], bool],
     ) -> None:
-        self._on_rejection = on_rejection
-        self._world, self._deployment = world, deployment
-        self._compute, self._number = compute, number
-        self._edges = TermCalls(
-            term, world.setting.fleet.clusters, calls, is_leading, deployment.gossip_seconds, is_gone
-        )
+        self._world, self._deployment, self._edges, self._host = world, deployment, edges, host
+        self._number, self._on_rejection = number, on_rejection
         self._usual = usual_conditions(world.setting)
         # Answers of the clusters whose models were evaluated after the last gossip step.
         self._evaluated: dict[int, MixAnswer] = {}
-        # What earlier coordinators had done, as far as it is not certain.
-        self._handover = Handover(initial_coordinator_state(world, measures=deployment.measures))
-        # Whether the next gossip step may have been carried out already.
-        self._mixes_first = True
-        self._divergence = Divergence()
-        self._counted_at = time.monotonic()
+        # Devices that have diverged since a device last answered an order.
+        self._diverged: set[int] = set()
+        self._counted_at = 0.0
+        self._doubts = Doubts(deployment.quarantine_after, self._on_quarantine)
 
     async def lead(self) -> None:
         """Leads the experiment to its end.
@@ -114,33 +131,30 @@ class Coordinator:
             AllDivergedError: no device can train any more.
         """
         # No state of its own: whatever the last coordinator did is known to the edge servers.
-        state, over = await self._take_over(), False
-        self._counted_at = time.monotonic()
+        found = await take_over(self._edges, self._world, self._deployment, self._host.time_of_day())
+        state, over = found.state, False
+        self._since_last_count()
         while not over:
             if not gossip_is_next(self._world, state.position):
                 state = await self._run_edge_round(state)
             elif not ends_global_round(self._world, state.position):
                 state = await self._gossip_within_round(state)
             else:
-                state, over = await self._end_global_round(state)
+                state, over = await self._end_global_round(state, found)
         missing = sorted(
             set(range(self._world.setting.fleet.clusters)).difference(self._edges.list_present())
         )
         await self._edges.ask_once(ReleaseRequest(tuple(missing)), QUICK_SECONDS)
 
-    async def _take_over(self) -> CoordinatorState:
-        found = await succeed(self._edges, self._world, self._deployment, self._number)
-        for number, reason in found.doubts:
-            self._on_rejection(Identity("edge", number), "newest", reason)
-        self._handover = found
-        return found.state
-
     async def _run_edge_round(self, state: CoordinatorState) -> CoordinatorState:
         if state.plan is None:
             state = await self._plan(state)
         command = PlanCommand(self._edges.term, state.position, state)
-        answers = self._bound(state, await self._edges.command(command, self._deployment.round_seconds))
+        found = await self._edges.command(command, self._deployment.round_seconds)
+        state, answers, implausible = self._bound(state, found)
         after = add_edge_round(self._world, state, answers, self._since_last_count())
+        arrived = {each.device for answer in answers.values() for each in answer.devices}
+        self._doubts.add(arrived, implausible | self._judge_estimates(after, arrived))
         await self._stop_if_diverged(state.available, answers.values(), after)
         return after
 
@@ -157,54 +171,99 @@ class Coordinator:
         """
         absent = {*state.absent_devices, *np.flatnonzero(self._without_edge_server()).tolist()}
         there = set(range(self._world.setting.fleet.devices)) - absent
-        if self._divergence.is_total(set(np.flatnonzero(asked).tolist()), list(answers), there):
+        if self._is_total(set(np.flatnonzero(asked).tolist()), list(answers), there):
             await self._edges.command(
                 StopCommand(self._edges.term, state.position), self._deployment.gossip_seconds
             )
             raise describe_all_diverged(self._world, state.position)
 
+    def _is_total(
+        self, asked: set[int], answers: Sequence[EstimateAnswer | PlanAnswer], there: set[int]
+    ) -> bool:
+        """Whether no device can train: all that were asked diverged, and they are a majority.
+
+        One device that diverges does not end the run of all: its data or its machine may be the cause, and
+        nothing it says about itself is proven.
+        """
+        if any(answer.devices for answer in answers):
+            self._diverged = set()
+            return False
+        diverged = {device for answer in answers for device in answer.diverged}
+        self._diverged |= diverged
+        # With sampled devices it may take a few rounds; one that is merely late may answer in the next.
+        is_majority = 2 * len(self._diverged & there) > len(there)
+        return bool(diverged) and asked & there <= diverged and is_majority
+
     async def _plan(self, state: CoordinatorState) -> CoordinatorState:
         setting, control = self._world.setting, state.control
         conditions = setting.conditions(control.rounds_done, state.edge_round, control.spent_joules)
         state = await self._wait_for_devices(state, set(np.flatnonzero(conditions.available).tolist()))
-        absent = np.zeros(setting.fleet.devices, dtype=bool)
-        absent[list(state.absent_devices)] = True
-        absent |= self._without_edge_server()
-        conditions = conditions.without(absent)
+        conditions = conditions.without(self._list_absent(state))
         available = tuple(conditions.available.tolist())
-        if (known := self._handover.find_plan(state.position)) is not None:
-            # Its devices are at work, and cannot estimate again; the plan follows from the same estimates.
-            state = replace(state, estimates=known.estimates)
-        elif needs_estimates(self._world.training.local.estimator, state.estimates):
+        if needs_estimates(self._world.training.local.estimator, state.estimates):
             command = EstimateCommand(self._edges.term, state.position, available)
             answers = await self._edges.command(command, self._deployment.round_seconds)
-            state = add_estimates(state, self._bound(state, answers).values())
+            state = add_estimates(state, self._bound(state, answers)[1].values())
             await self._stop_if_diverged(available, answers.values(), state)
+        observation = self._observe(state, conditions)
+        control = note_habits(setting, control, state.estimates, conditions.available)
+        # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
+        plan, control = await self._host.compute.run(lambda: plan_edge_round(setting, control, observation))
+        plan = replace(plan, speed=None) if observation.full_clocks else plan
+        used = find_used(self._world.training.local, observation)
+        asked = tuple(plan.leave_out(conditions).available.tolist())
+        return replace(state, plan=plan, control=control, available=asked, used=used)
+
+    def _list_absent(self, state: CoordinatorState) -> BoolArray:
+        """Per device, whether it or its edge server is not there, or is left out."""
+        absent = self._without_edge_server()
+        absent[[*state.absent_devices, *self._doubts.find_quarantined()]] = True
+        return absent
+
+    def _observe(self, state: CoordinatorState, conditions: Conditions) -> Observation:
+        """What the scheme sees of these conditions, as measured where devices measure."""
+        setting = self._world.setting
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
-        small, available_now = setting.small_batches is not None, conditions.available
-        for device in implausible_devices(state.estimates, available_now, small_batches=small):
-            self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
-        estimates = combine_estimates(state.estimates, available_now, small_batches=small)
-        observation = observe(setting, control, state.edge_round, conditions, estimates)
-        if state.measured is not None:
-            # Nothing sets clocks on devices yet, so slower ones must be neither planned nor charged.
-            observation = replace(
-                reserve_overhead(self._world, state.measured, observation), full_clocks=True
-            )
-        # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
-        plan, control = await self._compute.run(lambda: plan_edge_round(setting, control, observation))
-        plan = replace(plan, speed=None) if observation.full_clocks else plan
-        rate = find_rate(self._world.training.local, observation)
-        asked = tuple(plan.leave_out(conditions).available.tolist())
-        return replace(state, plan=plan, control=control, available=asked, rate=rate)
+        estimates = view_estimates(setting, state.control, state.estimates, conditions.available)
+        observation = observe(setting, state.control, state.edge_round, conditions, estimates)
+        if state.measured is None:
+            return observation
+        # Nothing sets clocks on devices yet, so slower ones must be neither planned nor charged.
+        return replace(reserve_overhead(self._world, state.measured, observation), full_clocks=True)
 
-    def _bound(self, state: CoordinatorState, answers: Mapping[int, Answer]) -> dict[int, Answer]:
-        """Bounds what devices measured, and counts what was implausible."""
-        bounded, reasons = bound_answers(self._world, self._usual, state, answers, self._deployment)
-        for device, reason in reasons:
+    async def _ends_at_budget(self, state: CoordinatorState) -> bool:
+        """Whether the budgets do not cover another round; `state` is after the one that has ended."""
+        setting, control = self._world.setting, state.control
+
+        def look_ahead() -> Observation:
+            conditions = setting.conditions(control.rounds_done, 0, control.spent_joules)
+            return self._observe(replace(state, edge_round=0), conditions.without(self._list_absent(state)))
+
+        return await self._host.compute.run(lambda: ends_at_budget(setting, control, look_ahead))
+
+    def _bound(
+        self, state: CoordinatorState, answers: Mapping[int, Answer]
+    ) -> tuple[CoordinatorState, dict[int, Answer], set[int]]:
+        """Bounds what devices measured and charges their accounts; also who reported implausible figures."""
+        answers, bounded = bound_answers(
+            self._world, self._usual, state, answers, self._deployment.report_spread
+        )
+        for device, reason in bounded.reasons:
             self._on_rejection(Identity("device", device), "measurements", reason)
-        return bounded
+        if state.measured is not None:
+            state = replace(state, measured=replace(state.measured, accounts=bounded.accounts))
+        return state, answers, {device for device, _ in bounded.reasons}
+
+    def _judge_estimates(self, state: CoordinatorState, arrived: set[int]) -> set[int]:
+        """Reports implausible σ² and G² among those that have just arrived; returns whose are impossible."""
+        small, habits = self._world.setting.small_batches is not None, state.control.habits
+        present = np.isin(np.arange(len(state.estimates)), sorted(arrived))
+        found = implausible_devices(state.estimates, present, small_batches=small, habits=habits)
+        for device in arrived.intersection(found):
+            self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
+        # A device that is merely influential counts as the mean of the others, and its updates are useful.
+        return arrived.intersection(find_impossible(state.estimates, small_batches=small))
 
     async def _wait_for_devices(self, state: CoordinatorState, available: set[int]) -> CoordinatorState:
         """Waits while every available device is absent and no other is connected: such rounds do nothing.
@@ -221,13 +280,18 @@ class Coordinator:
             await asyncio.sleep(0 if connected else TRY_AGAIN_SECONDS)
         return replace(state, absent_devices=tuple(n for n in state.absent_devices if n not in connected))
 
+    def _on_quarantine(self, device: int) -> None:
+        self._on_rejection(
+            Identity("device", device), "reports", "left out after repeated implausible reports"
+        )
+
     def _without_edge_server(self) -> BoolArray:
         """Per device, whether its edge server is gone."""
         return np.isin(self._world.setting.fleet.cluster, self._edges.find_gone())
 
     def _since_last_count(self) -> float:
         """Seconds since the previous call; their sum leaves no time out."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         passed, self._counted_at = now - self._counted_at, now
         return passed
 
@@ -247,10 +311,14 @@ class Coordinator:
         after, seconds = self._measure_exchange(after)
         return replace(after, control=charge_gossip(self._world.setting, after.control, seconds))
 
-    async def _end_global_round(self, state: CoordinatorState) -> tuple[CoordinatorState, bool]:
+    async def _end_global_round(
+        self, state: CoordinatorState, found: Handover
+    ) -> tuple[CoordinatorState, bool]:
         """The gossip step that ends a global round, and its record; returns also whether the run is over."""
         world, setting, evaluation = self._world, self._world.setting, self._world.evaluation
-        evaluates = is_evaluated(setting, evaluation.every, close_global_round(setting, state.control))
+        closed = replace(state, control=close_global_round(setting, state.control))
+        last = await self._ends_at_budget(closed)
+        evaluates = is_evaluated(setting, evaluation.every, closed.control, ends_at_budget=last)
         # Measured, it is not known before the exchange whether it uses the budget up.
         evaluates |= state.measured is not None and setting.rounds.stop == "budget"
         # A part of the model is on devices only, so edge servers have nothing to evaluate.
@@ -258,6 +326,8 @@ class Coordinator:
         after = await self._gossip(state, evaluates and evaluation.on == "edge")
         after, seconds = self._measure_exchange(after)
         control = close_global_round(setting, state.control, seconds)
+        if seconds is not None:
+            last = await self._ends_at_budget(replace(after, control=control))
         edge_rounds = [
             count_edge_round(world, state.control.rounds_done, finished) for finished in state.finished
         ]
@@ -268,17 +338,17 @@ class Coordinator:
             edge_rounds,
             scores,
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, after.digests))).hexdigest(),
-            wall_seconds=time.time() - state.started_at,
+            wall_seconds=self._host.time_of_day() - state.started_at,
+            ends_at_budget=last,
         )
-        record = self._handover.choose_record(record)
-        await propose(self._edges, state.position, record, self._deployment.gossip_seconds)
+        record = found.choose_record(record)
+        await self._edges.propose(state.position, record, self._deployment.gossip_seconds)
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
-        over = is_over(setting.rounds, setting.budget, record)
+        over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
         command = CloseCommand(self._edges.term, state.position, record, table, over)
         await self._edges.command(command, self._deployment.gossip_seconds)
-        return replace(
-            after, control=control, edge_round=0, step=0, finished=(), started_at=time.time()
-        ), over
+        now = self._host.time_of_day()
+        return replace(after, control=control, edge_round=0, step=0, finished=(), started_at=now), over
 
     async def _gossip(self, state: CoordinatorState, evaluates: bool) -> CoordinatorState:
         """One gossip step: all fetch models, then all mix with the weights of those that are there."""
@@ -292,7 +362,9 @@ class Coordinator:
         received = {i: each.received_from for i, each in present.items()}
         at_once = setting.scheme.gossip.reach == "everybody"
         backhaul = setting.backhaul_at(*state.position)
-        rows = self._find_rows(present) or mixing_rows(backhaul, received, at_once=at_once)
+        # Those that have mixed under an earlier coordinator used weights that the others must use, too.
+        mixed = (each.rows for each in present.values() if each.rows is not None)
+        rows = next(mixed, None) or mixing_rows(backhaul, received, at_once=at_once)
         command = MixCommand(term, state.position, rows, evaluates, state)
         answers = await self._edges.command(command, seconds, only=present)
         self._evaluated = {i: each for i, each in answers.items() if each.metric is not None}
@@ -303,20 +375,6 @@ class Coordinator:
                 metrics[i] = each.metric
         return replace(state, digests=tuple(digests), metrics=tuple(metrics))
 
-    def _find_rows(self, present: Mapping[int, FetchAnswer]) -> MixingRows | None:
-        """The weights with which edge servers have mixed already, which the others must use, too.
-
-        That can only be under the previous coordinator, so in its last step.
-        """
-        mixed = {i: each.rows for i, each in present.items() if each.rows is not None}
-        if self._mixes_first:
-            self._mixes_first = False
-            found = list(mixed.values())
-            return max(found, key=found.count, default=None)
-        for number in mixed:
-            self._on_rejection(Identity("edge", number), "fetch", "a gossip step that was not commanded yet")
-        return None
-
     async def _find_scores(self, state: CoordinatorState) -> RoundScores:
         if self._world.evaluation.on == "edge":
             return combine_scores(self._world, state.metrics, self._evaluated)
@@ -325,3 +383,106 @@ class Coordinator:
         if not answers:
             raise UnreachableError("the mean model could not be evaluated")
         return read_scores(answers[own])
+
+
+def describe_all_diverged(world: World, at: Position) -> AllDivergedError:
+    """The error that ends a run at a position."""
+    return AllDivergedError(
+        f"global round {at[0] + 1}: training diverged at all devices that were asked, so nothing is left to "
+        f"learn from; most likely local.learning_rate = {world.training.local.learning_rate:g} is too large"
+    )
+
+
+class CoordinatorRole:
+    """Runs a coordinator while its edge server is the leader.
+
+    Args:
+        server: its edge server, whose world, deadlines and machine it uses.
+        calls: how to reach all edge servers, its own included.
+        health: whether its edge server can write.
+        on_rejection: called for devices with implausible estimates or measurements.
+        is_gone: whether an edge server has been silent for too long to wait for it.
+    """
+
+    def __init__(
+        self,
+        server: EdgeServer,
+        calls: Calls,
+        health: DiskHealth,
+        on_rejection: OnRejection,
+        is_gone: Callable[[int], bool],
+    ) -> None:
+        self._server, self._calls, self._health = server, calls, health
+        self._on_rejection, self._is_gone = on_rejection, is_gone
+        self._task: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._failure, self._failed_at = "", server.state.position
+
+    def change(self, term: int, leader: int | None, member: Member) -> None:
+        """Starts a coordinator if its edge server leads from now on; ends the one of an earlier term."""
+        # A term has one coordinator, and the old one may still be waiting for answers.
+        self.leave()
+        if leader == self._server.number:
+            loop = asyncio.get_running_loop()
+            self._task = loop.create_task(self._lead(term, member))
+            self._watch = loop.create_task(self._watch_disk(term, member))
+
+    @property
+    def problem(self) -> str:
+        """Why its last term failed, until the run makes progress again; else empty."""
+        return self._failure if self._server.state.position == self._failed_at else ""
+
+    async def wait_for_end(self) -> None:
+        """Returns when the coordinator, if it runs here, has released all edge servers."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def leave(self) -> None:
+        """Ends the coordinator at once."""
+        for task in (self._task, self._watch):
+            if task is not None and not task.done():
+                task.cancel()
+
+    async def _watch_disk(self, term: int, member: Member) -> None:
+        """Leaves the role to another edge server if this one cannot write: its own rounds would stop all."""
+        while not self._health.is_stuck:
+            await asyncio.sleep(_DISK_LOOK_SECONDS)
+        _LOG.warning("leaves the coordinator's role to another edge server: the disk here takes no writes")
+        member.resign(term, _RESTS_WITHOUT_DISK * self._server.deployment.election_seconds)
+
+    async def _lead(self, term: int, member: Member) -> None:
+        def is_leading() -> bool:
+            return member.state.term == term and member.is_leading()
+
+        server, deployment = self._server, self._server.deployment
+        clusters, grace_seconds = server.world.setting.fleet.clusters, deployment.gossip_seconds
+        edges = TermCalls(term, clusters, self._calls, is_leading, grace_seconds, self._is_gone)
+        coordinator = Coordinator(
+            server.world, deployment, edges, server.host, server.number, self._on_rejection
+        )
+        while not is_leading():
+            # Elected, but not yet answered by a majority.
+            await asyncio.sleep(_LOOK_SECONDS)
+        try:
+            await coordinator.lead()
+        except (DeposedError, AllDivergedError) as error:
+            _LOG.log(logging.WARNING if isinstance(error, DeposedError) else logging.ERROR, "%s", error)
+            # Its lease may have been renewed meanwhile: a leader must not stay without a coordinator.
+            member.resign(term, deployment.election_seconds)
+        except Exception as error:  # noqa: BLE001 — logged with its trace; another edge server must take over
+            self._give_up(term, member, error)
+        else:
+            self._failures = 0
+
+    def _give_up(self, term: int, member: Member, error: Exception) -> None:
+        """Leaves the role to another edge server; should that fail too, each waits longer."""
+        self._failures += 1
+        # Doubled each time, so that a failure that all edge servers share does not turn into an endless
+        # election.
+        rests = min(4.0 * 2**self._failures, _MOST_RESTS)
+        rest_seconds = rests * self._server.deployment.election_seconds
+        self._failure = f"coordinator of term {term} failed: {error!r}"
+        self._failed_at = self._server.state.position
+        _LOG.error("%s; asks for no votes for %.1f s", self._failure, rest_seconds, exc_info=error)
+        member.resign(term, rest_seconds)

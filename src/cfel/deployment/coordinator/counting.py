@@ -1,16 +1,21 @@
-"""Adds what edge servers report to the coordinator's state: estimates, finished edge rounds and their costs.
+"""What the coordinator makes of edge servers' answers: the next state, scores, and gossip weights.
 
-Pure functions from a `CoordinatorState` and answers to the next state. Costs come from `rounds.kernel`,
-as in the simulator, and from `measurement` where devices measure. Nothing is called or awaited here.
+Pure functions; nothing is called or awaited here. Costs come from `rounds.kernel`, as in the simulator, and
+from `measurement` where devices measure. Devices are not trusted: what they measured is bounded by
+`measurement.plausibility` before anything is planned or counted with it, for the answers of all edge servers
+at once, because a device is compared with all others.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 
+from cfel.arrays import FloatArray
 from cfel.control.scheme import RoundPlan
-from cfel.deployment.coordinator.control_state import CoordinatorState, FinishedEdgeRound
+from cfel.deployment.coordinator.state import CoordinatorState, FinishedEdgeRound
 from cfel.deployment.measurement.measured_rounds import (
     FederationMeasurements,
     add_overhead,
@@ -19,16 +24,23 @@ from cfel.deployment.measurement.measured_rounds import (
     apply_reports,
     collect_measurements,
 )
-from cfel.deployment.protocol.coordinator_requests import (
+from cfel.deployment.measurement.plausibility import BoundedReports, ObservedWork, bound_reports
+from cfel.deployment.protocol.device_requests import MeasurementReport
+from cfel.deployment.protocol.edge_requests import (
     DeviceEstimates,
     DeviceResult,
     EstimateAnswer,
+    MixAnswer,
+    MixingRows,
+    ModelScores,
     PlanAnswer,
 )
-from cfel.deployment.protocol.device_requests import MeasurementReport
 from cfel.errors import DeploymentError
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, charge_edge_round, compute_outcome
+from cfel.rounds.records import RoundScores, average_metrics, mean_metric
+from cfel.system import Backhaul, Conditions
+from cfel.system.backhaul import live_metropolis_weights
 from cfel.world import World
 
 
@@ -141,3 +153,140 @@ def count_edge_round(world: World, global_round: int, finished: FinishedEdgeRoun
         if finished.measurements is None
         else apply_measured_costs(world, outcome, finished.measurements)
     )
+
+
+Answer = TypeVar("Answer", EstimateAnswer, PlanAnswer)
+
+
+def bound_answers(
+    world: World,
+    usual: Conditions,
+    state: CoordinatorState,
+    answers: Mapping[int, Answer],
+    spread: float,
+) -> tuple[dict[int, Answer], BoundedReports]:
+    """Bounds what devices measured, before anything is planned or counted with it.
+
+    Args:
+        world: what is run.
+        usual: each device's usual figures in the experiment's model.
+        state: with the previous reports.
+        answers: as edge servers gave them, by edge server.
+        spread: how far a figure may be from its reference.
+
+    Returns:
+        The answers with bounded measurements, and these with the devices' accounts.
+    """
+    if state.measured is None:
+        return dict(answers), BoundedReports({}, [], ())
+    found = [each for answer in answers.values() for each in answer.devices]
+    fresh = {each.device: each.measured for each in found if each.measured is not None}
+    local_steps = None if state.plan is None else state.plan.local_steps
+    observed = {each.device: _observe_work(world, each, local_steps) for each in found}
+    now = world.setting.conditions(*state.position[:2])
+    bounded = bound_reports(fresh, state.measured, observed, usual, now, spread)
+    return {edge: _replace_reports(each, bounded.reports) for edge, each in answers.items()}, bounded
+
+
+def _replace_reports(answer: Answer, reports: Mapping[int, MeasurementReport]) -> Answer:
+    devices = tuple(
+        msgspec.structs.replace(each, measured=reports.get(each.device)) for each in answer.devices
+    )
+    return msgspec.structs.replace(answer, devices=devices)
+
+
+def _observe_work(
+    world: World, found: DeviceEstimates | DeviceResult, local_steps: int | None
+) -> ObservedWork:
+    """What the edge server saw of a device's work."""
+    gradients, setting = world.training.local.fresh_batches, world.setting
+    if isinstance(found, DeviceEstimates):
+        return ObservedWork(found.seconds, gradients, gradients, 0.0)
+    share = found.wire_bits * setting.charged_share / setting.model_bits if setting.model_bits else 0.0
+    steps = float(setting.charge_steps(found.steps, found.rho, local_steps))
+    return ObservedWork(found.seconds, steps, steps + gradients, share)
+
+
+def combine_scores(world: World, known: Sequence[float], answers: Mapping[int, MixAnswer]) -> RoundScores:
+    """What the edge models score.
+
+    Args:
+        world: what is run.
+        known: the newest metric of every edge model.
+        answers: of those that were evaluated in this round, by cluster.
+    """
+    setting, names = world.setting, world.task.metrics
+    measured = {i: each.metrics for i, each in answers.items() if each.metrics}
+    return RoundScores(
+        mean_metric(setting, known, answers),
+        lambda: _join(each.device_metrics for each in answers.values()),
+        metrics=average_metrics(setting, measured, names),
+    )
+
+
+def read_scores(scores: ModelScores) -> RoundScores:
+    """What the mean model scores."""
+    return RoundScores(scores.metric, lambda: _join([scores.device_metrics]), metrics=scores.metrics)
+
+
+def _join(parts: Iterable[Sequence[float]]) -> FloatArray:
+    return np.array([value for part in parts for value in part], dtype=np.float64)
+
+
+def mixing_rows(
+    backhaul: Backhaul, received: Mapping[int, Collection[int]], *, at_once: bool = False
+) -> MixingRows:
+    """The mixing matrix, row by row.
+
+    With nothing missing it is the experiment's, to the last bit. A link counts only if both ends have the
+    other's model; an edge server that is missing keeps its own.
+
+    Args:
+        backhaul: graph and weights of the experiment.
+        received: whose models each edge server has; without those that are missing.
+        at_once: all average over all, whatever the links.
+    """
+    if at_once:
+        return _rows_at_once(backhaul, received)
+    graph = backhaul.graph.copy()
+    for a, b in list(graph.edges):
+        # One way is not enough: the weights are symmetric in what they assume about both ends.
+        if a not in received or b not in received or b not in received[a] or a not in received[b]:
+            graph.remove_edge(a, b)
+    # The stored matrix, not a computed one, so that a complete step equals the simulator's bit for bit.
+    if len(received) == backhaul.clusters and graph.number_of_edges() == backhaul.graph.number_of_edges():
+        return tuple(tuple(row.tolist()) for row in backhaul.weights)
+    live = np.array([i in received for i in range(backhaul.clusters)])
+    return tuple(tuple(row.tolist()) for row in live_metropolis_weights(graph, backhaul.target, live))
+
+
+def _rows_at_once(backhaul: Backhaul, received: Mapping[int, Collection[int]]) -> MixingRows:
+    """A group whose members have each other's models shares their mean; the others keep their own."""
+    live = _find_group(received)
+    if len(live) == backhaul.clusters:
+        return tuple(tuple(row.tolist()) for row in backhaul.weights)
+    rows = np.eye(backhaul.clusters)
+    for i in live:
+        rows[i] = 0.0
+        rows[i, live] = backhaul.target[live] / backhaul.target[live].sum()
+    return tuple(tuple(row.tolist()) for row in rows)
+
+
+def _find_group(received: Mapping[int, Collection[int]]) -> list[int]:
+    """Leaves out, one by one, the edge server with the most links where a model is missing.
+
+    So one whose model nobody accepts is left out, and not those that reject it. Of two that lack only each
+    other's models the one that lacks more goes.
+    """
+    group = list(received)
+
+    def lacks(i: int, j: int) -> bool:
+        return i != j and j not in received[i]
+
+    def count_missing(i: int) -> tuple[int, int, int]:
+        either = sum(lacks(i, j) or lacks(j, i) for j in group)
+        return either, sum(lacks(i, j) for j in group), i
+
+    while group and count_missing(worst := max(group, key=count_missing))[0]:
+        group.remove(worst)
+    return sorted(group)

@@ -3,39 +3,48 @@
 It is a client only, so it works behind any firewall. What it keeps (memory of its algorithm, residual, last
 upload) is on the disk before the upload is sent: an order that comes again gets the same bytes, and an upload
 that its edge server did not use goes back into the residual, where error feedback is on.
+
+Its link to the edge server may be slow and break at any time. Calls are repeated until they are answered,
+with growing waits. What has arrived is kept on both sides: a model is fetched from the byte where it broke,
+an upload continues where the edge server says that it broke.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from msgspec import structs
 
 from cfel import __version__
 from cfel.cost import realised_seconds
-from cfel.deployment.compute_thread import ComputeThread
-from cfel.deployment.device.backoff import Backoff
-from cfel.deployment.device.edge_link import EdgeLink
 from cfel.deployment.device.memory import Memory, Sent, load_memory, order_key, return_unused, save_memory
-from cfel.deployment.disk_writes import DiskHealth, DiskWrites
-from cfel.deployment.edge.device_service import POLL_SECONDS
+from cfel.deployment.edge.devices import POLL_SECONDS
+from cfel.deployment.host import DiskHealth, Host, write_until_done
 from cfel.deployment.measurement.energy_counters import EnergyCounter
-from cfel.deployment.measurement.meters import Mark
-from cfel.deployment.measurement.self_measurement import SelfMeasurement
+from cfel.deployment.measurement.meters import Mark, SelfMeasurement
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.payloads import make_upload
-from cfel.deployment.protocol.calls import Calls
+from cfel.deployment.payloads import make_upload, model_size, read_model
+from cfel.deployment.protocol.calls import Answer, Calls, Request
 from cfel.deployment.protocol.device_requests import (
     MOST_WHAT_CHARACTERS,
     DivergedRequest,
     EstimatesRequest,
     ExperimentOver,
-    IssuedOrder,
+    ModelRequest,
     NextModel,
+    NextOrder,
     NextRequest,
     NoOrder,
+    UploadPartAnswer,
+    UploadPartRequest,
     UploadRequest,
 )
+from cfel.deployment.protocol.messages import NO_BODY, Body
+from cfel.deployment.protocol.transfer import DEVICE_PART_SECONDS, DEVICE_PARTS_AT_ONCE, Download, PartSize
 from cfel.deployment.security.identity import Identity
 from cfel.errors import (
     DivergedError,
@@ -45,12 +54,11 @@ from cfel.errors import (
     UnreachableError,
 )
 from cfel.learning.device import device_estimate, device_update
-from cfel.learning.device_messages import DeviceOrder
+from cfel.learning.device_messages import DeviceOrder, Order
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel, complete_model
 from cfel.learning.task import DeviceData
-from cfel.rounds.kernel import make_order
 from cfel.seeding import make_generator
 from cfel.world import World
 
@@ -61,14 +69,7 @@ class DeviceAgent:
     """One device.
 
     Args:
-        world: what is run.
-        number: which device.
-        data: what it holds.
         parameters: how long calls may take, and emulation.
-        calls: how it reaches its edge server.
-        directory: where its memory is kept.
-        compute: where it trains.
-        now: a monotonic clock.
         energy: the host's counter of joules, if it has one and conditions are measured.
     """
 
@@ -80,22 +81,21 @@ class DeviceAgent:
         parameters: DeploymentParameters,
         calls: Calls,
         directory: Path,
-        compute: ComputeThread,
-        now: Callable[[], float],
+        host: Host,
         energy: EnergyCounter | None = None,
     ) -> None:
         self._world, self._number, self._data, self._parameters = world, number, data, parameters
-        self._calls, self._compute, self._now = calls, compute, now
+        self._calls, self._host = calls, host
+        self._now = now = asyncio.get_running_loop().time
         self._edge = Identity("edge", int(world.setting.fleet.cluster[number]))
-        self._disk = DiskWrites(compute, DiskHealth(now))
-        self._path = directory / "memory.bin"
-        self._memory = load_memory(self._path, world.new_device)
+        self._health, self._path = DiskHealth(now), directory / "memory.bin"
+        self._memory = load_memory(host.disk, self._path, world.new_device)
         self._meter = SelfMeasurement(
             world, number, now, energy, self._memory.measured, enabled=parameters.measures
         )
         self._workspace = Workspace(world.task, world.training, world.compress)
         # Orders wait here while the device works on an earlier one; `_work` skips those that were replaced.
-        self._orders: asyncio.Queue[NextModel | IssuedOrder] = asyncio.Queue()
+        self._orders: asyncio.Queue[NextModel | NextOrder] = asyncio.Queue()
         self._newest = self._newest_model = ""
         # A model that is here before its order, with its digest.
         self._ahead: tuple[str, FlatModel] | None = None
@@ -104,7 +104,7 @@ class DeviceAgent:
         draw = make_generator(world.setting.seed, "patience", number).random
         self._asking = Backoff(str(self._edge), now, draw)
         working = Backoff(str(self._edge), now, draw)
-        self._link = EdgeLink(calls, self._edge, parameters, world.start, working, now)
+        self._link = EdgeLink(calls, self._edge, parameters, world.start, working)
 
     async def run(self) -> None:
         """Works until the experiment is over.
@@ -143,8 +143,11 @@ class DeviceAgent:
                     return
                 case NoOrder():
                     continue
-                case _:
+                case NextModel():
                     self._newest, self._newest_model = answer.serial, answer.model_sha256
+                    self._orders.put_nowait(answer)
+                case NextOrder():
+                    self._newest, self._newest_model = answer.serial, answer.order.model
                     self._orders.put_nowait(answer)
 
     def _check_silence(self) -> None:
@@ -164,7 +167,7 @@ class DeviceAgent:
                 continue
             try:
                 if isinstance(order, NextModel):
-                    self._ahead = await self._fetch_model(order)
+                    self._ahead = await self._fetch_model(order.model_sha256)
                 else:
                     await self._carry_out(order)
             except NotAdmittedError:
@@ -174,62 +177,62 @@ class DeviceAgent:
             except RejectedError as error:
                 _LOG.warning("order %s given up: %s", order.serial, error)
 
-    async def _carry_out(self, issued: IssuedOrder) -> None:
+    async def _carry_out(self, issued: NextOrder) -> None:
         try:
             await (self._estimate(issued) if issued.kind == "estimate" else self._update(issued))
         except DivergedError as error:
             # It continues: another device may have spoiled the model, and would end the processes of all.
             _LOG.error("order %s given up: %s", issued.serial, error)
             what = error.what[:MOST_WHAT_CHARACTERS]
-            await self._send(issued, DivergedRequest(issued.kind, issued.round, what))
+            await self._send(issued, DivergedRequest(issued.kind, issued.order.round, what))
 
-    async def _estimate(self, issued: IssuedOrder) -> None:
+    async def _estimate(self, issued: NextOrder) -> None:
         order = await self._complete_order(issued)
         before, begin = self._memory.state, self._meter.begin()
         order = replace(order, model=complete_model(order.model, before.memory))
-        fresh = await self._compute.run(lambda: device_estimate(order, self._data, self._workspace))
+        fresh = await self._host.compute.run(lambda: device_estimate(order, self._data, self._workspace))
         measured = self._meter.finish_estimates(order, begin)
         state = replace(before, estimates=refresh_estimates(before.estimates, fresh))
         await self._remember(Memory(state, self._memory.sent))
-        await self._send(issued, EstimatesRequest(issued.round, fresh, measured))
+        await self._send(issued, EstimatesRequest(order.round, fresh, measured))
 
-    async def _update(self, issued: IssuedOrder) -> None:
+    async def _update(self, issued: NextOrder) -> None:
         sent = self._memory.sent
         # The same order again: its edge server lost the answer. Training again would change momentum and
         # residual twice.
-        if sent is None or sent.key != order_key(issued):
+        if sent is None or sent.key != order_key(issued.order):
             sent = await self._train(issued)
         await self._send(issued, sent.upload)
-        global_round, edge_round = issued.round
+        global_round, edge_round = issued.order.round
         steps, size = sent.upload.steps, len(sent.upload.content)
         _LOG.info("round %d.%d: %d steps, %d bytes sent", global_round + 1, edge_round + 1, steps, size)
 
-    async def _train(self, issued: IssuedOrder) -> Sent:
+    async def _train(self, issued: NextOrder) -> Sent:
         order = await self._complete_order(issued)
         memory = self._memory
         if self._world.training.error_feedback:
             memory = return_unused(memory, issued.last_used_round)
         begin = self._meter.begin()
-        report, state = await self._compute.run(
+        report, state = await self._host.compute.run(
             lambda: device_update(order, self._data, memory.state, self._workspace)
         )
         steps = float(self._world.setting.charge_steps(report.steps, order.rho))
-        await self._emulate(issued, begin, steps=steps)
+        await self._emulate(order, begin, steps=steps)
         measured = self._meter.finish_training(order, begin, steps)
-        sent = Sent(order_key(issued), make_upload(report, order, measured))
+        sent = Sent(order_key(issued.order), make_upload(report, order, measured))
         # On disk before anything is sent: after a crash the device must not train the same order to other
         # bits.
         await self._remember(Memory(state, sent))
         return sent
 
     async def _send(
-        self, issued: IssuedOrder, request: EstimatesRequest | UploadRequest | DivergedRequest
+        self, issued: NextOrder, request: EstimatesRequest | UploadRequest | DivergedRequest
     ) -> None:
         """Sends until it is answered; only the attempt that was answered counts as the time it took."""
-        theta = issued.theta if isinstance(request, UploadRequest) else 0.0
+        theta = issued.order.theta if isinstance(request, UploadRequest) else 0.0
         while issued.serial == self._newest:
             begin = self._meter.begin()
-            await self._emulate(issued, begin, theta=theta)
+            await self._emulate(issued.order, begin, theta=theta)
             sent_bytes = await self._link.try_send(request)
             if sent_bytes is not None:
                 self._meter.finish_call(begin, 8 * sent_bytes)
@@ -237,37 +240,194 @@ class DeviceAgent:
         raise RejectedError("a newer order has come")
 
     async def _emulate(
-        self, issued: IssuedOrder, begin: Mark, *, steps: float = 0.0, theta: float = 0.0
+        self, order: Order[Any], begin: Mark, *, steps: float = 0.0, theta: float = 0.0
     ) -> None:
         """Waits until the device of the experiment would have taken its steps, or sent its upload."""
         if not self._parameters.time_scale:
             return
-        now = self._world.setting.conditions(*issued.round)
+        now = self._world.setting.conditions(*order.round)
         n = self._number
         # At a slower clock a step takes longer, as it is charged.
-        seconds = float(realised_seconds(steps, theta, now.mu[n] / issued.speed, now.nu[n]))
+        seconds = float(realised_seconds(steps, theta, now.mu[n] / order.speed, now.nu[n]))
         left = seconds * self._parameters.time_scale - (self._now() - begin.seconds)
         await asyncio.sleep(max(0.0, left))
 
-    async def _complete_order(self, issued: IssuedOrder) -> DeviceOrder:
+    async def _complete_order(self, issued: NextOrder) -> DeviceOrder:
         """The order with its model."""
         ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead[0] != issued.model_sha256:
-            ahead = await self._fetch_model(issued)
+        if ahead is None or ahead[0] != issued.order.model:
+            ahead = await self._fetch_model(issued.order.model)
         is_newest = issued.serial == self._newest
         if issued.kind == "estimate" or not is_newest:
             self._ahead = ahead  # the next order starts from the same model
         if not is_newest:
             raise RejectedError("a newer order has come")
-        setting, asked = self._world.setting, (issued.rho, issued.theta)
-        return make_order(setting, *issued.round, self._number, *asked, model=ahead[1], rate=issued.rate)
+        return issued.order.with_model(ahead[1])
 
-    async def _fetch_model(self, issued: NextModel | IssuedOrder) -> tuple[str, FlatModel]:
+    async def _fetch_model(self, sha256: str) -> tuple[str, FlatModel]:
         """The model that is named, and its digest; tries until the newest order needs another one."""
-        sha256 = issued.model_sha256
         return sha256, await self._link.fetch_model(sha256, lambda: sha256 == self._newest_model)
 
     async def _remember(self, memory: Memory) -> None:
         memory = replace(memory, measured=self._meter.known)
-        await self._disk.write("memory", lambda: save_memory(self._path, memory))
+        host, path = self._host, self._path
+        write = partial(save_memory, host.disk, path, memory)
+        await write_until_done(host.compute, self._health, "memory", write)
         self._memory = memory
+
+
+FIRST_SECONDS = 0.3
+MOST_SECONDS = 5.0
+GROWTH = 1.5
+LOUD_SECONDS = 30.0
+"""A silence of this length is logged, and again each time it has doubled."""
+
+
+class Backoff:
+    """The waits between calls to one node.
+
+    Args:
+        whom: the node, for the log.
+        draw: a random number from [0, 1).
+    """
+
+    def __init__(self, whom: str, now: Callable[[], float], draw: Callable[[], float]) -> None:
+        self._whom, self._now, self._draw = whom, now, draw
+        self._wait, self._since, self._loud = FIRST_SECONDS, now(), LOUD_SECONDS
+
+    def reset(self) -> None:
+        """It answered: the next wait is short again."""
+        if self._loud > LOUD_SECONDS:
+            _LOG.warning("%s answers again after %.0f s", self._whom, self._now() - self._since)
+        self._wait, self._since, self._loud = FIRST_SECONDS, self._now(), LOUD_SECONDS
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long it has not answered."""
+        return self._now() - self._since
+
+    def next_seconds(self) -> float:
+        """How long to wait after one more call without an answer."""
+        # Random, so that devices that lost the same edge server do not come back at the same moment.
+        wait = self._wait * (0.5 + 0.5 * self._draw())
+        self._wait = min(MOST_SECONDS, GROWTH * self._wait)
+        silent = self.silent_seconds
+        if silent >= self._loud:
+            self._loud = 2 * silent
+            _LOG.warning(
+                "%s has not answered for %.0f s; a device stays with its edge server and keeps asking, "
+                "at least every %.0f s",
+                self._whom,
+                silent,
+                MOST_SECONDS,
+            )
+        return wait
+
+
+class EdgeLink:
+    """The calls of one device that carry models, estimates and uploads.
+
+    Args:
+        parameters: how long calls may take.
+        start: any model of the experiment, for its size.
+        backoff: the waits after calls without an answer.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        edge: Identity,
+        parameters: DeploymentParameters,
+        start: FlatModel,
+        backoff: Backoff,
+    ) -> None:
+        self._calls, self._edge, self._parameters = calls, edge, parameters
+        self._start, self._backoff, self._now = start, backoff, asyncio.get_running_loop().time
+        self._download = Download("", model_size(start))
+        self._down, self._up = PartSize(DEVICE_PART_SECONDS), PartSize(DEVICE_PART_SECONDS)
+        self._broken_upload = ""
+
+    async def fetch_model(self, sha256: str, is_wanted: Callable[[], bool]) -> FlatModel:
+        """Fetches a model; tries until it is there or not wanted any more.
+
+        Raises:
+            RejectedError: it is not wanted any more, or the edge server has another one.
+        """
+        if self._download.sha256 != sha256:
+            self._download = Download(sha256, model_size(self._start))
+        download, began, breaks = self._download, self._now(), 0
+
+        async def ask(offset: int, most_bytes: int) -> Body:
+            if not is_wanted():
+                raise RejectedError("a newer order needs another model")
+            part = await self._call(ModelRequest(sha256, offset, most_bytes), most_bytes)
+            return part.model
+
+        while True:
+            try:
+                content = await download.complete(ask, self._down, self._now, DEVICE_PARTS_AT_ONCE)
+            except UnreachableError as error:
+                self._down.shrink()
+                breaks += 1
+                held, size = download.held_bytes, download.size
+                _LOG.info("model: %s; resumes at byte %d of %d", error, held, size)
+                await asyncio.sleep(self._backoff.next_seconds())
+                continue
+            break
+        # The model keeps these bytes, so the next download must not find them.
+        self._download = Download("", download.size)
+        seconds = self._now() - began
+        _LOG.info("model: %d bytes in %.1f s, %d breaks", download.size, seconds, breaks)
+        return read_model(content, self._start)
+
+    async def try_send(self, request: EstimatesRequest | UploadRequest | DivergedRequest) -> int | None:
+        """Sends estimates, an upload, or why there is none.
+
+        Returns:
+            How many bytes of the body were sent by this attempt; None, after a while, if it was not answered.
+
+        Raises:
+            RejectedError: the edge server does not take it.
+        """
+        content = request.content if isinstance(request, UploadRequest) else NO_BODY
+        sha256 = content.digest.hex()
+        # An upload that broke once continues in parts, even if it would fit into one call.
+        resumes = bool(self._broken_upload) and self._broken_upload == sha256
+        self._broken_upload = ""
+        try:
+            if isinstance(request, UploadRequest) and (resumes or len(content) > self._up.bytes):
+                return await self._send_parts(request, sha256, resumes=resumes)
+            await self._call(request, len(content))
+            return len(content)
+        except UnreachableError as error:
+            self._broken_upload = sha256 if len(content) else ""
+            self._up.shrink()
+            _LOG.info("%s: %s", request.method, error)
+            await asyncio.sleep(self._backoff.next_seconds())
+            return None
+
+    async def _send_parts(self, request: UploadRequest, sha256: str, *, resumes: bool) -> int:
+        """Sends what the edge server does not have yet, then the upload itself without its content."""
+        content = memoryview(request.content.join())
+        held = sent = 0
+        if resumes:
+            held = (await self._send_part(request, sha256, 0, content[:0])).held
+            _LOG.info("upload: resumes at byte %d of %d", held, len(content))
+        while held < len(content):
+            part, began = content[held : held + self._up.bytes], self._now()
+            answer = await self._send_part(request, sha256, held, part)
+            self._up.adapt(len(part), self._now() - began)
+            held, sent = answer.held, sent + len(part)
+        await self._call(structs.replace(request, content=NO_BODY, content_sha256=sha256), 0)
+        return sent
+
+    async def _send_part(
+        self, request: UploadRequest, sha256: str, held: int, part: memoryview
+    ) -> UploadPartAnswer:
+        body = Body.hash(part)
+        return await self._call(UploadPartRequest(request.round, sha256, held, body), len(part))
+
+    async def _call(self, request: Request[Answer], body_bytes: int) -> Answer:
+        answer = await self._calls.call(self._edge, request, self._parameters.transfer_seconds(body_bytes))
+        self._backoff.reset()
+        return answer

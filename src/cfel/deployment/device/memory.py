@@ -4,11 +4,7 @@ One file, replaced as a whole, so that state and upload always belong together. 
 in `agent`.
 """
 
-import fcntl
 import logging
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +14,13 @@ import numpy as np
 import torch
 
 from cfel.deployment import state_file
+from cfel.deployment.host import Disk
 from cfel.deployment.measurement.meters import Measurements
-from cfel.deployment.protocol.codec import decode, encode
-from cfel.deployment.protocol.device_requests import IssuedOrder, Round, UploadRequest
-from cfel.deployment.transport.messages import Body
-from cfel.durable import remove_leftovers, set_aside, translate_os_errors
-from cfel.errors import DamagedError, RejectedError, RunBusyError
-from cfel.learning.device_messages import DeviceState
+from cfel.deployment.protocol.device_requests import Round, UploadRequest
+from cfel.deployment.protocol.messages import Body, decode, encode
+from cfel.errors import DamagedError, RejectedError
+from cfel.learning.device import return_update
+from cfel.learning.device_messages import DeviceState, Order
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.packing import unpack_update
 
@@ -34,9 +30,9 @@ Key = tuple[Round, str, float, float, float]
 """(global and edge round, SHA-256 of the model, ρ, θ, rate): the same order has the same key."""
 
 
-def order_key(order: IssuedOrder) -> Key:
+def order_key(order: Order[str]) -> Key:
     """What makes two orders the same."""
-    return order.round, order.model_sha256, order.rho, order.theta, order.rate
+    return order.round, order.model, order.rho, order.theta, order.rate
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -63,28 +59,6 @@ class _Stored(msgspec.Struct, frozen=True):
     measured: Measurements | None
 
 
-@contextmanager
-def reserve_directory(directory: Path) -> Iterator[None]:
-    """Reserves a directory for one device until the block ends, or the process dies.
-
-    Raises:
-        RunBusyError: another device works there.
-        StorageError: it cannot be made or opened.
-    """
-    with translate_os_errors("create", directory):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunBusyError(f"{directory}: another device's process works in this directory") from error
-        remove_leftovers(directory)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def return_unused(memory: Memory, last_used_round: Round | None) -> Memory:
     """The memory with the last upload back in the residual, unless its edge server used it.
 
@@ -95,12 +69,12 @@ def return_unused(memory: Memory, last_used_round: Round | None) -> Memory:
     sent, residual = memory.sent, memory.state.residual
     if sent is None or residual is None or sent.upload.round == last_used_round:
         return memory
-    returned, buffers = residual.clone(), 4 * sent.upload.buffers
-    unpack_update(sent.upload.content.join()[buffers:], returned.numel()).add_to(returned, 1.0)
-    return replace(memory, state=replace(memory.state, residual=returned), sent=None)
+    buffers = 4 * sent.upload.buffers
+    update = unpack_update(sent.upload.content.join()[buffers:], residual.numel())
+    return replace(memory, state=return_update(memory.state, update), sent=None)
 
 
-def save_memory(path: Path, memory: Memory) -> None:
+def save_memory(disk: Disk, path: Path, memory: Memory) -> None:
     """Returns when the memory is on the device's disk."""
     state, sent = memory.state, memory.sent
     tensors: dict[str, Any] = {}
@@ -110,13 +84,14 @@ def save_memory(path: Path, memory: Memory) -> None:
         tensors["residual"] = state.residual.numpy()
     if sent is not None:
         tensors["upload"] = np.frombuffer(sent.upload.content.join(), dtype=np.uint8)
-    state_file.save(path, tensors, encode(_Stored(state.estimates, sent, memory.measured)))
+    state_file.save(disk, path, tensors, encode(_Stored(state.estimates, sent, memory.measured)))
 
 
-def load_memory(path: Path, new: DeviceState | None = None) -> Memory:
+def load_memory(disk: Disk, path: Path, new: DeviceState | None = None) -> Memory:
     """The memory saved last; that of a new device, if it is one or its file is damaged.
 
     Args:
+        disk: the file system.
         path: the file.
         new: what a new device remembers; None for nothing.
 
@@ -126,9 +101,9 @@ def load_memory(path: Path, new: DeviceState | None = None) -> Memory:
         StorageError: the file is of another version.
     """
     try:
-        found = state_file.load(path)
+        found = state_file.load(disk, path)
     except DamagedError as error:
-        aside = set_aside(path)
+        aside = disk.set_aside(path)
         _LOG.warning("%s; continues without what it remembered, the file is kept as %s", error, aside)
         return Memory(new or DeviceState())
     if found is None:

@@ -1,43 +1,41 @@
 """An edge server as a whole: builds its parts, connects them, and runs them until the experiment is over.
 
-The parts are its devices (`device_service`), what it does on commands (`edge_server`), its part in the
-election (`election.member`), the coordinator's role while it leads (`coordinator.role`) and its view of the
-others (`peer_monitor`). It decides nothing by itself, and knows neither sockets nor certificates:
+The parts are its devices (`devices`), what it does on commands (`server`), its part in the election
+(`election.member`), the coordinator's role while it leads (`coordinator.coordinator`) and its view of the
+others (`monitor`). It decides nothing by itself, and knows neither sockets nor certificates:
 `deployment.node` connects it to the network.
 """
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cfel.deployment.compute_thread import ComputeThread
-from cfel.deployment.coordinator.checked_calls import CheckedCalls
-from cfel.deployment.coordinator.divergence import describe_all_diverged
-from cfel.deployment.coordinator.role import CoordinatorRole
-from cfel.deployment.disk_writes import DiskHealth, DiskWrites
-from cfel.deployment.edge.device_service import DeviceService
-from cfel.deployment.edge.edge_server import EdgeServer
-from cfel.deployment.edge.peer_faults import Fault, PeerFaults
-from cfel.deployment.edge.peer_monitor import PeerMonitor
+from cfel.deployment.coordinator.coordinator import CoordinatorRole, describe_all_diverged
+from cfel.deployment.edge.devices import DeviceService
+from cfel.deployment.edge.monitor import PeerMonitor
+from cfel.deployment.edge.neighbours import NeighbourModels
+from cfel.deployment.edge.server import EdgeServer
 from cfel.deployment.edge.status import KnownNodes, snapshot
-from cfel.deployment.election.leadership import Leadership, OnFault
-from cfel.deployment.election.member import Member
-from cfel.deployment.health.contacts import PeerContacts, WatchedCalls
-from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits
+from cfel.deployment.edge.verify_upload import UploadLimits
+from cfel.deployment.election.member import Member, scale_timing
+from cfel.deployment.election.rules import Electorate
+from cfel.deployment.health import PeerContacts, PeerFaults
+from cfel.deployment.host import DiskHealth, Host
+from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits, limit_waits
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
-from cfel.deployment.protocol.calls import AnyRequest, Calls, Endpoint, LocalCalls, serve
-from cfel.deployment.protocol.peer_requests import StatusAnswer, StatusRequest
+from cfel.deployment.protocol.calls import Answer, AnyRequest, Calls, Endpoint, Request, serve
+from cfel.deployment.protocol.edge_requests import StatusAnswer, StatusRequest
 from cfel.deployment.security.credentials import CredentialFiles
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.rejections import count_rejection, should_log
+from cfel.errors import InvalidAnswerError, RejectedError
 from cfel.status import Status
 from cfel.world import World
 
@@ -45,24 +43,47 @@ _LOG = logging.getLogger(__name__)
 _DEVICE_END_SECONDS = 5.0
 _LEAST_INTERVAL_SECONDS = 1.0
 _LINGER_LOOK_SECONDS = 0.1
-# How long a coordinator that sends an invalid command is not followed, in election timeouts.
-_DISTRUST_TIMEOUTS = 8.0
-# How many times as long one is not followed that keeps the others waiting again and again.
-_MOST_DISTRUST = 64.0
 
 ServeStatus = Callable[[Callable[[], Status]], Coroutine[None, None, None]]
 """Serves an edge server's snapshots while it runs: the dashboard."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeCalls:
+    """Calls of an edge server: each answer, a rejection too, is a sign of life, and an invalid one a fault.
+
+    The coordinator calls its own edge server like any other, only without the network.
+    """
+
+    own: Identity  # the edge server
+    calls: Calls  # how others are reached
+    endpoints: dict[type[AnyRequest], Endpoint]  # its own
+    contacts: PeerContacts  # when others were last heard of
+    # Called with an edge server, the method and what is wrong with its answer.
+    on_invalid: Callable[[Identity, str, str], None]
+
+    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+        """See `Calls`."""
+        if to == self.own:
+            found: Answer = await self.endpoints[type(request)].handle(self.own, request)
+            return found
+        try:
+            answer = await self.calls.call(to, request, seconds)
+        except InvalidAnswerError as error:
+            self.contacts.note_answer(to)
+            self.on_invalid(to, request.method, str(error))
+            raise
+        except RejectedError:
+            self.contacts.note_answer(to)
+            raise
+        self.contacts.note_answer(to)
+        return answer
 
 
 class EdgeNode:
     """One edge server; how nodes reach each other is left to the caller.
 
     Args:
-        world: what is run.
-        deployment: deadlines and limits.
-        number: its cluster.
-        directory: where it keeps what it must not forget.
-        calls: how it reaches other edge servers.
         credentials: its certificate, if it has one.
 
     Attributes:
@@ -77,106 +98,65 @@ class EdgeNode:
         number: int,
         directory: Path,
         calls: Calls,
+        host: Host,
         credentials: CredentialFiles | None = None,
     ) -> None:
-        world = choose_accounting(world, deployment)
-        self._world, self._deployment, self._credentials = world, deployment, credentials
+        world, deployment = choose_accounting(world, deployment), limit_waits(world, deployment)
+        self._world, self._deployment, self._host, self._credentials = world, deployment, host, credentials
         self.identity = Identity("edge", number)
         self.endpoints: dict[type[AnyRequest], Endpoint] = {}
         self.rejections: dict[str, int] = {}
         self._reasons_added: defaultdict[Identity | None, set[str]] = defaultdict(set)
         self._last_status: Status | None = None
-        self._waits: defaultdict[int, int] = defaultdict(int)
         self._limits = describe_limits(world.setting.scheme, deployment)
         if self._limits:
             _LOG.warning("%s", self._limits)
-        models = EncodedModels()
-        self._compute, self._disk = ComputeThread(), DiskHealth(time.monotonic)
-        self._faults = PeerFaults(time.monotonic)
-        self._contacts = self._make_contacts()
-        calls = CheckedCalls(WatchedCalls(calls, self._contacts), world, self._on_wrong_answer)
-        # The coordinator calls its own edge server like any other, only without the network.
-        everywhere = LocalCalls(self.identity, calls, self.endpoints)
-        self.devices = self._make_device_service(models)
-        self.server = self._make_server(directory, everywhere, models)
-        self._role = CoordinatorRole(
-            self.server,
-            everywhere,
-            self._compute,
-            self._disk,
+        now = asyncio.get_running_loop().time
+        self._health, self._faults, models = DiskHealth(now), PeerFaults(now), EncodedModels(host.compute)
+        fleet, start = world.setting.fleet, world.start
+        interval_seconds = max(_LEAST_INTERVAL_SECONDS, 2 * deployment.election_seconds)
+        others = [i for i in range(fleet.clusters) if i != number]
+        self._contacts = PeerContacts(others, interval_seconds, now)
+        calls = EdgeCalls(self.identity, calls, self.endpoints, self._contacts, self._on_wrong_answer)
+        own = tuple(np.flatnonzero(fleet.cluster == number).tolist())
+        kept_entries = len(world.training.local.kept_energy_at)
+        limits = UploadLimits(deployment.clip_norm, kept_entries, world.variances)
+        self.devices = DeviceService(own, start, deployment, host, models, limits)
+        seconds = deployment.gossip_seconds
+        neighbours = NeighbourModels(calls, start, seconds, self._faults, host.compute, self._is_gone)
+        self.server = EdgeServer(
             world,
             deployment,
-            self._on_implausible,
-            self._is_gone,
-        )
-        self.member = self._make_member(directory, calls)
-        self.monitor = PeerMonitor(
-            self.server,
+            number,
+            directory,
+            host,
             self.devices,
-            self.member,
+            neighbours,
+            models,
             calls,
-            self._contacts,
-            time.monotonic,
-            deployment,
-            self._on_waiting,
+            self._health,
+            self._admit,
         )
+        self._role = CoordinatorRole(self.server, calls, self._health, self.on_rejection, self._is_gone)
+        timing = scale_timing(deployment.election_seconds)
+        self.member = Member(
+            Electorate(number, tuple(range(fleet.clusters)), timing),
+            directory / "vote.json",
+            calls,
+            host,
+            self._health,
+            lambda term, leader: self._role.change(term, leader, self.member),
+            lambda member, what: self._faults.note(member, "command", what),
+        )
+        self.monitor = PeerMonitor(self.server, self.devices, self.member, calls, self._contacts)
         for part in (self.server, self.devices, self.member, self.monitor):
             for endpoint in part.endpoints():
                 self._offer(endpoint)
         self._offer(serve(StatusRequest, self._status))
 
-    def _make_contacts(self) -> PeerContacts:
-        others = [i for i in range(self._world.setting.fleet.clusters) if i != self.identity.number]
-        interval_seconds = max(_LEAST_INTERVAL_SECONDS, 2 * self._deployment.election_seconds)
-        return PeerContacts(others, interval_seconds, time.monotonic)
-
-    def _make_device_service(self, models: EncodedModels) -> DeviceService:
-        own = np.flatnonzero(self._world.setting.fleet.cluster == self.identity.number)
-        return DeviceService(
-            tuple(own.tolist()),
-            self._world.start,
-            self._deployment,
-            self._compute,
-            time.monotonic,
-            len(self._world.training.local.kept_energy_at),
-            models,
-        )
-
-    def _make_server(self, directory: Path, calls: Calls, models: EncodedModels) -> EdgeServer:
+    async def _admit(self, caller: Identity, term: int) -> None:
         # A command may arrive before the first heartbeat of a new leader does.
-        wait_seconds = 2 * self._deployment.election_seconds
-        return EdgeServer(
-            self._world,
-            self.identity.number,
-            directory,
-            self.devices,
-            calls,
-            self._compute,
-            DiskWrites(self._compute, self._disk),
-            models,
-            self._deployment.gossip_seconds,
-            self._faults,
-            Leadership(
-                self._find_leader,
-                wait_seconds,
-                self._note("command"),
-                _DISTRUST_TIMEOUTS * self._deployment.election_seconds,
-                self._on_invalid_command,
-            ),
-            self._is_gone,
-        )
-
-    def _make_member(self, directory: Path, calls: Calls) -> Member:
-        return Member(
-            self.identity.number,
-            self._world.setting.fleet.clusters,
-            self._deployment.election_seconds,
-            directory / "vote.json",
-            calls,
-            self._on_leader,
-            self._note("vote"),
-            self._disk,
-        )
+        await self.member.admit(caller, term, 2 * self._deployment.election_seconds)
 
     def _is_gone(self, other: int) -> bool:
         return self._contacts.is_gone(other, self._deployment.gone_seconds)
@@ -186,27 +166,29 @@ class EdgeNode:
 
     async def run(self, serve_status: ServeStatus | None = None) -> None:
         """Takes part until the experiment is over."""
-        log = self.server.log
+        server = self.server
         try:
             async with asyncio.TaskGroup() as group:
                 beside = [group.create_task(self.member.run()), group.create_task(self.monitor.run())]
                 beside.append(group.create_task(self._fail_if_stopped()))
                 if serve_status is not None:
                     beside.append(group.create_task(serve_status(self.take_snapshot)))
-                await log.finished.wait()
+                await server.finished.wait()
                 await self.devices.finish(_DEVICE_END_SECONDS)
                 # The coordinator needs its vote until all edge servers know of the end.
                 await self._role.wait_for_end()
-                await _wait_at_most(2 * self._deployment.gossip_seconds, "not released", log.released.wait())
-                if log.awaited:
-                    missing = f"edge servers {list(log.awaited)} do not know of the end"
+                await _wait_at_most(
+                    2 * self._deployment.gossip_seconds, "not released", server.released.wait()
+                )
+                if server.awaited:
+                    missing = f"edge servers {list(server.awaited)} do not know of the end"
                     await _wait_at_most(self._deployment.linger_seconds, missing, self._wait_for_awaited())
                 for task in beside:
                     task.cancel()
         finally:
             self._role.leave()
-            self._compute.close()
-            log.close()
+            self._host.compute.close()
+            server.log.close()
 
     async def _fail_if_stopped(self) -> None:
         """Ends this edge server with an error if nobody can train any more."""
@@ -217,7 +199,7 @@ class EdgeNode:
 
     async def _wait_for_awaited(self) -> None:
         """Returns when the edge servers that missed the end know of it."""
-        while not self.monitor.over.issuperset(self.server.log.awaited):
+        while not self.monitor.over.issuperset(self.server.awaited):
             await asyncio.sleep(_LINGER_LOOK_SECONDS)
 
     def take_snapshot(self) -> Status:
@@ -225,8 +207,8 @@ class EdgeNode:
         credentials = self._credentials
         validity = None if credentials is None else credentials.validity
         parts = (
-            self._disk.problem,
-            self.server.progress.loss,
+            self._health.problem,
+            self.server.loss,
             self.member.problem,
             self.monitor.problem,
             self._role.problem,
@@ -249,45 +231,18 @@ class EdgeNode:
         now = snapshot(self._world, self.server, self.member, others, self.rejections)
         # Readers compare the time of the last change, so it must not move while nothing changes.
         if self._last_status is None or replace(self._last_status, unix_seconds=0.0) != now:
-            self._last_status = replace(now, unix_seconds=time.time())
+            self._last_status = replace(now, unix_seconds=self._host.time_of_day())
         return self._last_status
 
     def on_rejection(self, caller: Identity | None, method: str, reason: str) -> None:
-        """Counts a call that was rejected."""
+        """Counts a call that was rejected, or a report that is not plausible."""
         times = count_rejection(self.rejections, reason, self._reasons_added[caller])
         if should_log(times):
             _LOG.warning("rejected %s of %s: %s (%d so far)", method, caller, reason, times)
 
-    def _find_leader(self) -> tuple[int, int | None]:
-        return self.member.state.term, self.member.state.leader
-
-    def _note(self, fault: Fault) -> OnFault:
-        return lambda number, what: self._faults.note(number, fault, what)
-
-    def _on_invalid_command(self, number: int, what: str) -> None:
-        self._faults.note(number, "command", what)
-        if number != self.identity.number:
-            self.member.distrust(number, _DISTRUST_TIMEOUTS * self._deployment.election_seconds)
-
-    def _on_waiting(self, number: int, what: str) -> None:
-        self._faults.note(number, "command", what)
-        self._waits[number] += 1
-        # Twice as long each time, so that it leads ever less often.
-        times = min(2.0 ** self._waits[number], _MOST_DISTRUST)
-        self.member.distrust(number, times * _DISTRUST_TIMEOUTS * self._deployment.election_seconds)
-
-    def _on_implausible(self, sender: Identity | None, method: str, reason: str) -> None:
-        if sender is not None and sender.role == "edge":
-            self._on_wrong_answer(sender, method, reason)
-        else:
-            self.on_rejection(sender, method, reason)
-
     def _on_wrong_answer(self, sender: Identity, method: str, reason: str) -> None:
         self.on_rejection(sender, method, reason)
         self._faults.note(sender.number, "answer", f"answered {method} with what is not used: {reason}")
-
-    def _on_leader(self, term: int, leader: int | None) -> None:
-        self._role.change(term, leader, self.member)
 
     async def _status(self, caller: Identity, request: StatusRequest) -> StatusAnswer:
         del caller, request

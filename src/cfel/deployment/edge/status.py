@@ -8,15 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cfel import __version__
-from cfel.deployment.coordinator.control_state import CoordinatorState
-from cfel.deployment.edge.edge_server import EdgeServer
+from cfel.deployment.coordinator.state import CoordinatorState
+from cfel.deployment.edge.server import EdgeServer
 from cfel.deployment.election.member import Member
-from cfel.deployment.health.instances import InstanceWatch
-from cfel.deployment.health.presence import DevicePresence
+from cfel.deployment.health import DevicePresence, InstanceWatch
 from cfel.deployment.measurement.measured_rounds import apply_reports
-from cfel.deployment.protocol.coordinator_requests import MixAnswer
 from cfel.deployment.protocol.device_requests import MeasurementReport
-from cfel.deployment.security.expiry import Validity
+from cfel.deployment.protocol.edge_requests import MixAnswer
+from cfel.deployment.security.credentials import Validity
 from cfel.deployment.security.identity import Identity
 from cfel.runlog import RoundRecord
 from cfel.status import ClusterStatus, DeviceStatus, LinkStatus, RoundPoint, Status, thin_history
@@ -29,27 +28,16 @@ MOST_ROUNDS = 400
 
 @dataclass(frozen=True, slots=True)
 class KnownNodes:
-    """What an edge server knows of all nodes.
+    """What an edge server knows of all nodes."""
 
-    Attributes:
-        devices: what each of them is doing, as far as known.
-        state: of an edge server, in the words of `cfel.status`.
-        problem: what is wrong, in words; empty when nothing is.
-        majority: whether a majority of edge servers is in touch.
-        versions: of cfel on other edge servers.
-        instances: which processes speak for other edge servers.
-        presence: which devices of this edge server are there.
-        validity: of this node's certificate, or None.
-    """
-
-    devices: Mapping[int, str]
-    state: Callable[[int], str]
-    problem: str
-    majority: bool
-    versions: Mapping[int, str]
-    instances: InstanceWatch
-    presence: DevicePresence
-    validity: Validity | None
+    devices: Mapping[int, str]  # what each of them is doing, as far as known
+    state: Callable[[int], str]  # of an edge server, in the words of `cfel.status`
+    problem: str  # what is wrong, in words; empty when nothing is
+    majority: bool  # whether a majority of edge servers is in touch
+    versions: Mapping[int, str]  # of cfel on other edge servers
+    instances: InstanceWatch  # which processes speak for other edge servers
+    presence: DevicePresence  # which devices of this edge server are there
+    validity: Validity | None  # of this node's certificate, or None
 
 
 def snapshot(
@@ -63,8 +51,8 @@ def snapshot(
 
     Args:
         world: what is run.
-        server: its part.
         member: its part in the election.
+        server: its part.
         others: what it knows of all nodes, and what is wrong.
         rejections: how many calls were rejected, by reason.
     """
@@ -82,10 +70,11 @@ def snapshot(
         term=member.state.term,
         conditions="model" if control is None or control.measured is None else "measured",
         coordinator=None if leader is None else str(Identity("edge", leader)),
-        seconds=0.0 if last is None else last.seconds,
+        seconds=0.0 if last is None else last.seconds_realised,
         seconds_budget=_limit(world.setting.budget.seconds),
-        joules=0.0 if last is None else last.joules,
+        joules=0.0 if last is None else last.joules_realised,
         joules_budget=_limit(world.setting.budget.joules),
+        metric=world.setting.metrics[0],
         straggler=None if last is None else last.straggler,
         slowest_cluster=None if last is None else last.slowest_cluster,
         clusters=_clusters(world, server, others, control),
@@ -183,8 +172,8 @@ def _is_used(gossip: MixAnswer | None, a: int, b: int) -> bool:
 def _point(record: RoundRecord) -> RoundPoint:
     return RoundPoint(
         round=record.round,
-        seconds=record.seconds,
-        joules=record.joules,
+        seconds=record.seconds_realised,
+        joules=record.joules_realised,
         accuracy=record.accuracy,
         loss=record.loss,
         straggler=record.straggler,

@@ -4,6 +4,11 @@ Form and ranges are checked while decoding (`protocol.device_requests`), the cal
 an upload is compared with the order it answers, and its update is unpacked and looked at.
 """
 
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
 from cfel.deployment.payloads import read_vector
 from cfel.deployment.plausible_models import check_update
 from cfel.deployment.protocol.device_requests import UploadRequest
@@ -15,16 +20,33 @@ from cfel.learning.local.estimates import Estimates, check_loss
 from cfel.learning.packing import unpack_update
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class UploadLimits:
+    """What uploads of an experiment must be like.
+
+    Attributes:
+        clip_norm: a longer update is scaled down to this norm.
+        kept_entries: at how many shares θ the energy of the largest entries was asked.
+        variances: which of the model's statistics are variances; empty for none.
+    """
+
+    clip_norm: float | None = None
+    kept_entries: int = 0
+    variances: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+
+
+NO_LIMITS = UploadLimits()
+
+
 def verify_upload(
-    upload: UploadRequest, order: DeviceOrder, clip_norm: float | None = None, kept_entries: int = 0
+    upload: UploadRequest, order: DeviceOrder, limits: UploadLimits = NO_LIMITS
 ) -> DeviceReport:
     """Checks an upload and returns the report in it.
 
     Args:
         upload: what arrived.
         order: what its sender was asked; the sender is known by its certificate.
-        clip_norm: a longer update is scaled down to this norm.
-        kept_entries: at how many shares θ the energy of the largest entries was asked.
+        limits: those of the experiment.
 
     Raises:
         RejectedError: it is of another round, damaged or out of range, or its update is not finite once it is
@@ -36,7 +58,7 @@ def verify_upload(
     if upload.steps > order.tau:
         raise RejectedError(f"steps = {upload.steps}: at most {order.tau} were asked")
     if upload.estimates is not None:
-        _check_shares(upload.estimates, kept_entries)
+        _check_shares(upload.estimates, limits.kept_entries)
     expected = order.model.buffers.numel()
     if upload.buffers != expected:
         raise RejectedError(f"buffers = {upload.buffers}: the model has {expected}")
@@ -50,10 +72,10 @@ def verify_upload(
         update = unpack_update(content[split:], order.model.parameters.numel())
     except InputError as error:
         raise RejectedError(str(error)) from error
-    check_update(update, buffers, order.model)
+    check_update(update, buffers, order.model, limits.variances)
     return DeviceReport(
         device=order.device,
-        update=update if clip_norm is None else clip_update(update, clip_norm),
+        update=update if limits.clip_norm is None else clip_update(update, limits.clip_norm),
         buffers=buffers,
         estimates=upload.estimates,
         steps=upload.steps,

@@ -1,1 +1,1 @@
-"""Which edge server coordinates: a leader vote after Raft. `rules` decides, `vote_file` stores a vote."""
+"""Which edge server coordinates: a leader vote after Raft. `rules` decides, `member` takes part."""

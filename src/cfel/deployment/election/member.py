@@ -1,23 +1,19 @@
 """An edge server as a member of the election: feeds `rules.step` with time, random numbers and messages.
 
-The only module of the election that knows a clock, a network and a disk. It decides nothing itself.
+It decides nothing itself. Its vote is one small JSON file, replaced in one step before anybody hears of it;
+without it a member could vote twice in a term. So a file that is damaged or belongs to another member is an
+error, never an empty vote. Only a missing file means a first start.
 """
 
 import asyncio
+import json
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from random import SystemRandom
 
-from cfel.deployment.disk_writes import DiskHealth, wait_longer
 from cfel.deployment.election import rules
-from cfel.deployment.election.leadership import OnFault
-from cfel.deployment.election.raises import raises_too_often
-from cfel.deployment.election.recovery import VoteRecovery
-from cfel.deployment.election.state import (
-    MOST_TERM_JUMP,
+from cfel.deployment.election.rules import (
     ElectionMessage,
     ElectionState,
     Electorate,
@@ -31,19 +27,32 @@ from cfel.deployment.election.state import (
     Timing,
     Vote,
 )
-from cfel.deployment.election.vote_file import load_vote, save_vote
+from cfel.deployment.host import Disk, DiskHealth, Host, wait_longer
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.device_requests import Confirmation
-from cfel.deployment.protocol.peer_requests import ElectionRequest
+from cfel.deployment.protocol.edge_requests import ElectionRequest
 from cfel.deployment.security.identity import Identity
-from cfel.errors import DamagedError, DiskError, InputError, RejectedError, UnreachableError
+from cfel.errors import (
+    DamagedError,
+    DiskError,
+    InputError,
+    RejectedError,
+    StaleTermError,
+    StorageError,
+    UnreachableError,
+)
 from cfel.status import ElectionEvent
 
 _LOG = logging.getLogger(__name__)
+_VOTE_VERSION = 1
+_LOOK_SECONDS = 0.01
 MOST_EVENTS = 50
 
 OnLeader = Callable[[int, int | None], None]
 """Receives the term and its leader, or None while no leader is known."""
+
+OnFault = Callable[[int, str], None]
+"""Called with an edge server and what it did wrong."""
 
 
 def scale_timing(seconds: float) -> Timing:
@@ -60,14 +69,11 @@ class Member:
     """One member of the election.
 
     Args:
-        number: which edge server.
-        members: how many there are.
-        election_seconds: see `DeploymentParameters`.
+        electorate: who votes, and which of them this is.
         path: where its vote is stored.
-        calls: how it reaches the others.
+        health: where it notes that its vote cannot be stored.
         on_leader: called at every change of the leader.
-        on_fault: called with a member that sends a term out of reach, and what it did.
-        disk: where it notes that its vote cannot be stored.
+        on_fault: called with a member that sent what it may not.
 
     Attributes:
         state: what it knows of the election.
@@ -77,33 +83,27 @@ class Member:
 
     def __init__(
         self,
-        number: int,
-        members: int,
-        election_seconds: float,
+        electorate: Electorate,
         path: Path,
         calls: Calls,
+        host: Host,
+        health: DiskHealth,
         on_leader: OnLeader,
         on_fault: OnFault = lambda _member, _what: None,
-        disk: DiskHealth | None = None,
     ) -> None:
-        self._on_fault, self._disk = on_fault, disk or DiskHealth(time.monotonic)
-        self._path, self._calls, self._on_leader = path, calls, on_leader
-        # Seeded generators could draw the same waits on every member, and elections would keep tying.
-        self._random = SystemRandom()
-        self._seconds = election_seconds
-        electorate = Electorate(number, tuple(range(members)), scale_timing(election_seconds))
+        self._path, self._calls, self._host, self._health = path, calls, host, health
+        self._on_leader, self._on_fault = on_leader, on_fault
         self._recovery: VoteRecovery | None = None
         self.state = self._start(electorate, self._load_vote(electorate))
         self.events: deque[ElectionEvent] = deque(maxlen=MOST_EVENTS)
         self.leader_changes = 0
-        self._distrusted_until: dict[int, float] = {}
         self._woken = asyncio.Event()
         # The event loop keeps only weak references to tasks; without this set a send could vanish.
         self._sending: set[asyncio.Task[None]] = set()
 
     def _load_vote(self, electorate: Electorate) -> Vote:
         try:
-            return load_vote(self._path, electorate.member)
+            return load_vote(self._host.disk, self._path, electorate.member)
         except DamagedError as error:
             if not electorate.others:
                 # Nobody else can have been elected, and this member leads again in the next term.
@@ -114,7 +114,7 @@ class Member:
             return Vote()
 
     def _start(self, electorate: Electorate, vote: Vote) -> ElectionState:
-        return rules.start(electorate, vote, _now(), self._random.random())
+        return rules.start(electorate, vote, _now(), self._host.random.random())
 
     @property
     def problem(self) -> str:
@@ -127,11 +127,10 @@ class Member:
         if vote is None:
             return
         try:
-            save_vote(self._path, self.state.electorate.member, vote)
+            self._save(vote)
         except DiskError as error:
-            self._disk.note_failure("vote", error)
+            self._health.note_failure("vote", error)
             return
-        self._disk.note_success("vote")
         self._recovery, self.state = None, self._start(self.state.electorate, vote)
         _LOG.warning("takes part in elections again, after term %d", vote.term)
         self._woken.set()
@@ -150,19 +149,30 @@ class Member:
             self._step(Resign(rest_seconds))
             self._woken.set()
 
-    def distrust(self, member: int, seconds: float) -> None:
-        """Ignores a member for a while, so that another one is elected; its messages count as lost."""
-        self._distrusted_until[member] = _now() + seconds
-        electorate = self.state.electorate
-        while len(self.distrusted) > len(electorate.members) - electorate.majority:
-            # Without a majority to trust nobody could be elected: the earliest doubt is dropped.
-            self._distrusted_until.pop(min(self.distrusted, key=self._distrusted_until.__getitem__))
+    async def admit(self, caller: Identity, term: int, wait_seconds: float) -> None:
+        """Returns if the caller leads this term, as soon as that is known here.
 
-    @property
-    def distrusted(self) -> tuple[int, ...]:
-        """Members that it ignores at the moment."""
-        now = _now()
-        return tuple(sorted(member for member, until in self._distrusted_until.items() if now < until))
+        A command proves nothing by the term it names: it is compared with what the election has shown.
+
+        Args:
+            caller: who commands.
+            term: in which term.
+            wait_seconds: how long a command may be ahead of its sender's first heartbeat.
+
+        Raises:
+            StaleTermError: it does not lead it, as far as this member knows.
+        """
+        deadline = _now() + wait_seconds
+        while (known := (self.state.term, self.state.leader)) != (term, caller.number):
+            if term < known[0]:
+                raise StaleTermError(f"stale term {term} of {caller}: term {known[0]} has begun")
+            # A term has one leader, so there is nothing to wait for once it is known.
+            if (known[0] == term and known[1] is not None) or _now() > deadline:
+                leader = "nobody" if known[1] is None else f"edge-{known[1]}"
+                reason = f"a command of term {term}, but {leader} leads term {known[0]}"
+                self._on_fault(caller.number, f"sent {reason}")
+                raise StaleTermError(f"{reason}, as far as known here")
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def run(self) -> None:
         """Takes part until cancelled; neither votes nor asks for votes while its vote cannot be stored."""
@@ -184,41 +194,32 @@ class Member:
 
     async def receive(self, caller: Identity, request: ElectionRequest) -> Confirmation:
         """Handles a message from another member; one that cannot be handled is lost, as on the network."""
-        if self._recovery is not None or _now() < self._distrusted_until.get(caller.number, 0.0):
+        if self._recovery is not None:
             return Confirmation()
-        if raises_too_often(self.state, caller.number, request.message, _now()):
-            self._on_fault(caller.number, "raises the term again and again, and is not heeded for a while")
         try:
             self._try_step(Received(caller.number, request.message))
         except InputError as error:
+            self._on_fault(caller.number, f"sent a message of the election that is not used: {error}")
             raise RejectedError(str(error)) from error
         finally:
             self._woken.set()
-        self._check_term(caller, request.message.term)
         return Confirmation()
-
-    def _check_term(self, caller: Identity, term: int) -> None:
-        if term > self.state.term + MOST_TERM_JUMP:
-            what = f"shows term {term}, but the newest known here is {self.state.term}"
-            self._on_fault(caller.number, what)
-            raise RejectedError(f"{caller} {what}: more than {MOST_TERM_JUMP} terms at once")
 
     def _try_step(self, event: Event) -> bool:
         """Takes a step; False if its vote could not be stored, so that nothing happened."""
         try:
             self._step(event)
         except DiskError as error:
-            self._disk.note_failure("vote", error)
+            self._health.note_failure("vote", error)
             return False
         return True
 
     def _step(self, event: Event) -> None:
-        after, actions = rules.step(self.state, event, _now(), self._random.random())
+        after, actions = rules.step(self.state, event, _now(), self._host.random.random())
         for action in actions:
             if isinstance(action, Persist):
                 # Blocks the event loop on purpose: until it returns, nothing may be sent and no vote counts.
-                save_vote(self._path, after.electorate.member, action.vote)
-                self._disk.note_success("vote")
+                self._save(action.vote)
         self.state = after
         for action in actions:
             match action:
@@ -229,33 +230,120 @@ class Member:
                 case LeaderChanged(term, leader):
                     _LOG.info("term %d: leader %s", term, leader)
                     self.leader_changes += leader is not None
-                    self._add_event(term, leader)
+                    self._add_change(term, leader)
                     self._on_leader(term, leader)
+
+    def _save(self, vote: Vote) -> None:
+        save_vote(self._host.disk, self._path, self.state.electorate.member, vote)
+        self._health.note_success("vote")
 
     def add_no_majority_event(self) -> None:
         """Adds the event that no leader can be elected."""
-        own = str(Identity("edge", self.state.electorate.member))
-        self.events.append(
-            ElectionEvent(unix_seconds=time.time(), term=self.state.term, kind="no-majority", node=own)
-        )
+        self._add_event(self.state.term, "no-majority", self.state.electorate.member)
 
-    def _add_event(self, term: int, leader: int | None) -> None:
+    def _add_change(self, term: int, leader: int | None) -> None:
         own = self.state.electorate.member
-        led = bool(self.events) and self.events[-1].kind == "elected"
         if leader is None:
-            kind, whom = ("stepped-down", own) if led else ("campaign", own)
+            led = bool(self.events) and self.events[-1].kind == "elected"
+            self._add_event(term, "stepped-down" if led else "campaign", own)
         else:
-            kind, whom = ("elected" if leader == own else "follows"), leader
-        self.events.append(
-            ElectionEvent(unix_seconds=time.time(), term=term, kind=kind, node=str(Identity("edge", whom)))
-        )
+            self._add_event(term, "elected" if leader == own else "follows", leader)
+
+    def _add_event(self, term: int, kind: str, whom: int) -> None:
+        at, node = self._host.time_of_day(), str(Identity("edge", whom))
+        self.events.append(ElectionEvent(unix_seconds=at, term=term, kind=kind, node=node))
 
     async def _send(self, receiver: int, message: ElectionMessage) -> None:
+        seconds = self.state.electorate.timing.timeout_seconds[0]
         try:
-            await self._calls.call(Identity("edge", receiver), ElectionRequest(message), self._seconds)
+            await self._calls.call(Identity("edge", receiver), ElectionRequest(message), seconds)
         except (UnreachableError, RejectedError) as error:
             _LOG.debug("message to edge server %d lost: %s", receiver, error)
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+class VoteRecovery:
+    """How a member gets over the loss of its vote: it abstains until every other member has shown its term.
+
+    A member votes for another one only after that one has entered the term, and stored it. A vote for itself
+    counts only together with votes of others, who have entered the term, too. So once all others have shown
+    their terms, none of its forgotten votes was given in a later one, and it may vote in the terms after
+    that. A majority is not enough: the one that is missing may lead by the forgotten vote.
+
+    Args:
+        reason: how the vote was lost, in words.
+    """
+
+    def __init__(self, electorate: Electorate, reason: str) -> None:
+        self._electorate, self._reason = electorate, reason
+        self._shown: dict[int, int] = {}
+
+    def note_term(self, member: int, term: int) -> Vote | None:
+        """Notes the term of another member; returns the vote to continue with once all have shown theirs."""
+        self._shown[member] = term
+        if self._missing():
+            return None
+        # Counts as having voted in this term, for whomever.
+        return Vote(max(self._shown.values()), self._electorate.member)
+
+    def describe(self) -> str:
+        """What is wrong, and what to do about it."""
+        names = ", ".join(f"edge-{member}" for member in self._missing())
+        return (
+            f"{self._reason}. It takes no part in elections until it has heard of {names}. If one of them is "
+            "gone for good, stop all edge servers, delete vote.json on all of them, and start them again"
+        )
+
+    def _missing(self) -> list[int]:
+        return [member for member in self._electorate.others if member not in self._shown]
+
+
+def save_vote(disk: Disk, path: Path, member: int, vote: Vote) -> None:
+    """Returns when the vote is on the disk.
+
+    Raises:
+        StorageError: it could not be stored; the member must not vote any more.
+    """
+    content = {"version": _VOTE_VERSION, "member": member, "term": vote.term, "voted_for": vote.voted_for}
+    disk.replace(path, json.dumps(content).encode())
+
+
+def load_vote(disk: Disk, path: Path, member: int) -> Vote:
+    """The vote last saved, or an empty one on the very first start.
+
+    Raises:
+        DamagedError: the file holds no vote.
+        StorageError: it cannot be read, or belongs to another member.
+    """
+    if not disk.exists(path):
+        return Vote()
+    try:
+        content = json.loads(disk.read(path))
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: not a vote: {error}") from error
+    if not _is_well_formed(content):
+        raise DamagedError(f"{path}: not a vote of version {_VOTE_VERSION}: {content!r}")
+    # A directory that was copied from another edge server would give that one's vote away.
+    if content["member"] != member:
+        raise StorageError(
+            f"{path}: the vote of member {content['member']}, not of {member}. The directory is another edge "
+            "server's, or a copy: give this one its own"
+        )
+    try:
+        return Vote(content["term"], content["voted_for"])
+    except InputError as error:
+        raise DamagedError(f"{path}: {error}") from error
+
+
+def _is_well_formed(content: object) -> bool:
+    if not isinstance(content, dict) or set(content) != {"version", "member", "term", "voted_for"}:
+        return False
+    numbers = [content["member"], content["term"]]
+    if content["voted_for"] is not None:
+        numbers.append(content["voted_for"])
+    return content["version"] == _VOTE_VERSION and all(
+        type(number) is int and number >= 0 for number in numbers
+    )

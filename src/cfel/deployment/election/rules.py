@@ -11,46 +11,206 @@ Safe on any network: a term has at most one leader, because each member votes on
 on disk, and two majorities share a member. Stable: a member that restarts or was cut off asks with
 preliminary requests first, and others deny them while they hear their leader. If clocks run at the same rate
 within the gap between `contact_seconds` and the lower timeout, `is_leading` holds for at most one member
-at a time.
+at a time. Members belong to one operator and trust each other.
+
+Instants and durations are seconds of a monotonic clock; every member has its own.
 """
 
-from dataclasses import replace
+import math
+import sys
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Annotated
 
-from cfel.deployment.election.lease import hears_leader, last_majority_contact, lease_end, may_follow
-from cfel.deployment.election.raises import (
-    MOST_STEP,
-    add_far_term,
-    add_raise,
-    is_raise,
-    limit_step,
-    raises_too_often,
-)
-from cfel.deployment.election.role_changes import (
-    ask_for_votes,
-    become_follower,
-    has_majority,
-    pick_between,
-)
-from cfel.deployment.election.state import (
-    Action,
-    ElectionMessage,
-    ElectionState,
-    Electorate,
-    Event,
-    Heartbeat,
-    HeartbeatReply,
-    LeaderChanged,
-    Persist,
-    Received,
-    Resign,
-    Role,
-    Send,
-    Tick,
-    Vote,
-    VoteReply,
-    VoteRequest,
-)
+import msgspec
+
 from cfel.errors import InputError
+
+MOST_TERM = 2**53
+"""Beyond any real run, and exact as a float; a larger term is forged or faulty."""
+
+MOST_TERM_JUMP = 1_000_000
+"""More than this many elections nobody has missed: a term further beyond the newest known one is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a member waits for what; with the defaults a new leader follows within 2 s of a kill."""
+
+    heartbeat_seconds: float = 0.1  # from one heartbeat of the leader to the next
+    contact_seconds: float = 0.6  # a leader steps down when no majority has answered it for this long
+    # Bounds of the silence after which a member asks for an election. Below the lower one it does not vote
+    # against the leader it heard. Must exceed `contact_seconds` by more than clocks drift apart, so that the
+    # old leader has stepped down before a new one can be elected.
+    timeout_seconds: tuple[float, float] = (0.7, 1.1)
+    retry_seconds: tuple[float, float] = (0.1, 0.4)  # bounds of the wait after an election without a winner
+
+    def __post_init__(self) -> None:
+        low, high = self.timeout_seconds
+        if not 0 < self.heartbeat_seconds < self.contact_seconds < low <= high < math.inf:
+            raise InputError(
+                "election timing: needs 0 < heartbeat_seconds < contact_seconds < timeout_seconds[0] "
+                f"<= timeout_seconds[1] < inf, not {self}"
+            )
+        if not 0 < self.retry_seconds[0] <= self.retry_seconds[1] < math.inf:
+            raise InputError(
+                f"election timing: retry_seconds must be 0 < low <= high, not {self.retry_seconds}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What a member must never forget: the newest term it knows, and its vote in that term."""
+
+    term: int = 0
+    voted_for: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.term <= MOST_TERM:
+            raise InputError(f"term = {self.term!r}: must be a whole number from 0 to {MOST_TERM}")
+
+
+class Role(Enum):
+    """A member's current role."""
+
+    FOLLOWER = "follower"
+    PRECANDIDATE = "precandidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+@dataclass(frozen=True, slots=True)
+class Electorate:
+    """Who votes, seen by one member; the members are the same everywhere and for the whole run."""
+
+    member: int  # this member
+    members: tuple[int, ...]  # everyone with a vote, in increasing order
+    timing: Timing  # the waits
+
+    def __post_init__(self) -> None:
+        if list(self.members) != sorted(set(self.members)):
+            raise InputError(f"members: must increase strictly, not {self.members}")
+        if self.member not in self.members:
+            raise InputError(f"member: {self.member} is not among the members {self.members}")
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """All other members."""
+        return tuple(member for member in self.members if member != self.member)
+
+    @property
+    def majority(self) -> int:
+        """The smallest group size at which any two groups share a member."""
+        return len(self.members) // 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionState:
+    """One member's state; only `vote` survives a crash."""
+
+    electorate: Electorate  # who votes
+    vote: Vote  # term and vote, on disk before any other member learns of them
+    role: Role  # this member's role
+    leader: int | None  # who leads `vote.term`, if known
+    heard_at: float  # when a leader was last heard, or when this member started
+    deadline: float  # when to act without a message: a leader sends heartbeats, others ask for votes
+    asked_at: float  # when the votes being counted were asked for; for a leader, when it was elected
+    granted: frozenset[int]  # who has granted a vote so far
+    answered: tuple[float, ...]  # for a leader, when the newest heartbeat that each member answered was sent
+
+    @property
+    def term(self) -> int:
+        """The newest term known."""
+        return self.vote.term
+
+
+_Term = Annotated[int, msgspec.Meta(ge=0, le=MOST_TERM)]
+# A NaN fails every comparison, so these bounds also reject what is not finite.
+_Instant = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+
+
+class VoteRequest(msgspec.Struct, frozen=True, tag=True):
+    """Asks for a vote in `term`; a preliminary request binds nobody and changes no term."""
+
+    term: _Term  # the term that the sender wants to lead
+    asked_at: _Instant  # the sender's clock, returned unchanged in the reply
+    preliminary: bool  # whether this only asks if a real request would be granted
+
+
+class VoteReply(msgspec.Struct, frozen=True, tag=True):
+    """Answers a vote request; `term` is the voter's."""
+
+    term: _Term
+    asked_at: _Instant
+    preliminary: bool
+    granted: bool
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag=True):
+    """The leader of `term` is alive; `sent_at` is its clock, returned unchanged in the reply."""
+
+    term: _Term
+    sent_at: _Instant
+
+
+class HeartbeatReply(msgspec.Struct, frozen=True, tag=True):
+    """Answers a heartbeat; `term` is that of the member who answers."""
+
+    term: _Term
+    sent_at: _Instant
+
+
+ElectionMessage = VoteRequest | VoteReply | Heartbeat | HeartbeatReply
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; due at `next_tick_at`, harmless at any other time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message arrived; `sender` is authenticated by the transport, not claimed by the message."""
+
+    sender: int
+    message: ElectionMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Resign:
+    """This member cannot do the leader's work: it steps down and waits before it asks for votes again."""
+
+    rest_seconds: float  # how long it asks for no votes, so that another member is elected
+
+
+Event = Tick | Received | Resign
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Store the vote on disk before carrying out any action that follows; stop if that fails."""
+
+    vote: Vote
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message once; it may be lost, delayed, duplicated or reordered."""
+
+    receiver: int
+    message: ElectionMessage
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChanged:
+    """The leader this member knows has changed: to itself, to another, or to None."""
+
+    term: int
+    leader: int | None
+
+
+Action = Persist | Send | LeaderChanged
+
 
 Transition = tuple[ElectionState, list[Send]]
 
@@ -63,7 +223,7 @@ def start(electorate: Electorate, vote: Vote, now: float, draw: float) -> Electi
         role=Role.FOLLOWER,
         leader=None,
         heard_at=now,
-        deadline=now + pick_between(electorate.timing.timeout_seconds, draw),
+        deadline=now + _pick_between(electorate.timing.timeout_seconds, draw),
         asked_at=now,
         granted=frozenset(),
         answered=(),
@@ -82,7 +242,7 @@ def step(
         draw: a random number from [0, 1), new for each call; it keeps members from asking all at once.
 
     Raises:
-        InputError: a message came from a sender without a vote.
+        InputError: a message came from a sender without a vote, or its term is out of reach.
     """
     match event:
         case Tick():
@@ -92,31 +252,17 @@ def step(
         case Received(sender, message):
             if sender not in state.electorate.others:
                 raise InputError(f"sender: {sender} is not another member of {state.electorate.members}")
-            after, sends = _receive(state, sender, message, now, draw)
+            if message.term > state.term + MOST_TERM_JUMP:
+                raise InputError(f"term {message.term}: more than {MOST_TERM_JUMP} terms after {state.term}")
+            after, sends = _on_message(state, sender, message, now, draw)
     return after, (*_list_changes(state, after), *sends)
-
-
-def _receive(
-    state: ElectionState, sender: int, message: ElectionMessage, now: float, draw: float
-) -> Transition:
-    if message.term > state.term + MOST_STEP:
-        far_terms, reached = add_far_term(state, sender, message.term)
-        if reached is not None:
-            return replace(become_follower(state, Vote(reached), now, draw), far_terms=()), []
-        state = replace(state, far_terms=far_terms)
-    if raises_too_often(state, sender, message, now):
-        return state, []
-    after, sends = _on_message(state, sender, message, now, draw)
-    if after.term > state.term and is_raise(state, message):
-        after = replace(after, raises=add_raise(state, sender, after.term, now))
-    return after, sends
 
 
 def next_tick_at(state: ElectionState) -> float:
     """When the next tick is due."""
     if state.role is not Role.LEADER:
         return state.deadline
-    return min(state.deadline, lease_end(state))
+    return min(state.deadline, _lease_end(state))
 
 
 def is_leading(state: ElectionState, now: float) -> bool:
@@ -126,7 +272,7 @@ def is_leading(state: ElectionState, now: float) -> bool:
     """
     if state.role is not Role.LEADER:
         return False
-    return now < last_majority_contact(state) + state.electorate.timing.contact_seconds
+    return now < _last_majority_contact(state) + state.electorate.timing.contact_seconds
 
 
 def _list_changes(before: ElectionState, after: ElectionState) -> list[Action]:
@@ -142,8 +288,8 @@ def _list_changes(before: ElectionState, after: ElectionState) -> list[Action]:
 
 
 def _on_tick(state: ElectionState, now: float, draw: float) -> Transition:
-    if state.role is Role.LEADER and now >= lease_end(state):
-        return become_follower(state, state.vote, now, draw), []
+    if state.role is Role.LEADER and now >= _lease_end(state):
+        return _become_follower(state, state.vote, now, draw), []
     if now < state.deadline:
         return state, []
     if state.role is Role.LEADER:
@@ -155,7 +301,7 @@ def _resign(state: ElectionState, rest_seconds: float, now: float, draw: float) 
     if state.role is not Role.LEADER:
         return state
     # A long deadline: another member times out and is elected first.
-    return replace(become_follower(state, state.vote, now, draw), deadline=now + rest_seconds)
+    return replace(_become_follower(state, state.vote, now, draw), deadline=now + rest_seconds)
 
 
 def _on_message(
@@ -169,9 +315,10 @@ def _on_message(
             return _on_vote_request(state, sender, message, now, draw)
         case Heartbeat():
             return _on_heartbeat(state, sender, message, now, draw)
-        # A reply from a later term: this member missed an election.
-        case _ if is_raise(state, message):
-            return _catch_up(state, limit_step(state, sender, message.term, now), now, draw)
+        # A reply from a later term: this member missed an election. A follower has asked nothing, and hears
+        # of new terms from candidates and leaders.
+        case _ if message.term > state.term and state.role is not Role.FOLLOWER:
+            return _catch_up(state, message.term, now, draw)
         case VoteReply():
             return _on_vote_reply(state, sender, message, now, draw)
         case HeartbeatReply():
@@ -184,23 +331,23 @@ def _catch_up(state: ElectionState, term: int, now: float, draw: float) -> Trans
     A leader asks for votes in the one after it at once: those who follow it vote for it, so that the member
     that was ahead takes part again, and nobody is without a leader meanwhile.
     """
-    entered = become_follower(state, Vote(term), now, draw)
+    entered = _become_follower(state, Vote(term), now, draw)
     return _become_candidate(entered, now, draw) if state.role is Role.LEADER else (entered, [])
 
 
 def _become_precandidate(state: ElectionState, now: float, draw: float) -> Transition:
     """Asks whether a real request would be granted, without entering the next term."""
-    asking = ask_for_votes(state, Role.PRECANDIDATE, now, draw)
+    asking = _ask_for_votes(state, Role.PRECANDIDATE, now, draw)
     sends = _send_to_others(asking, VoteRequest(state.term + 1, now, preliminary=True))
-    return (asking, sends) if not has_majority(asking) else _become_candidate(asking, now, draw)
+    return (asking, sends) if not _has_majority(asking) else _become_candidate(asking, now, draw)
 
 
 def _become_candidate(state: ElectionState, now: float, draw: float) -> Transition:
     """Enters the next term, votes for itself and asks the others for their votes."""
     vote = Vote(state.term + 1, state.electorate.member)
-    asking = replace(ask_for_votes(state, Role.CANDIDATE, now, draw), vote=vote)
+    asking = replace(_ask_for_votes(state, Role.CANDIDATE, now, draw), vote=vote)
     sends = _send_to_others(asking, VoteRequest(asking.term, now, preliminary=False))
-    return (asking, sends) if not has_majority(asking) else _become_leader(asking, now)
+    return (asking, sends) if not _has_majority(asking) else _become_leader(asking, now)
 
 
 def _become_leader(state: ElectionState, now: float) -> Transition:
@@ -223,7 +370,7 @@ def _would_vote(state: ElectionState, sender: int, request: VoteRequest, now: fl
 
 def _is_free(state: ElectionState, candidate: int, now: float) -> bool:
     """Whether it may vote for a candidate: it hears no leader, of whatever term, or the candidate was it."""
-    return candidate == state.leader or not hears_leader(state, now)
+    return candidate == state.leader or not _hears_leader(state, now)
 
 
 def _on_vote_request(
@@ -231,14 +378,14 @@ def _on_vote_request(
 ) -> Transition:
     is_free = _is_free(state, sender, now)
     if request.term > state.term and is_free:
-        state = become_follower(state, Vote(limit_step(state, sender, request.term, now)), now, draw)
+        state = _become_follower(state, Vote(request.term), now, draw)
     voted_for = state.vote.voted_for
     # Repeats a vote given before.
     granted = request.term == state.term and (voted_for == sender or (voted_for is None and is_free))
     if granted and voted_for is None:
         # Gives the candidate time to win before this member asks for votes itself.
-        wait = pick_between(state.electorate.timing.retry_seconds, draw)
-        state = replace(become_follower(state, Vote(state.term, sender), now, draw), deadline=now + wait)
+        wait = _pick_between(state.electorate.timing.retry_seconds, draw)
+        state = replace(_become_follower(state, Vote(state.term, sender), now, draw), deadline=now + wait)
     return state, [_send_vote_reply(state, sender, request, granted)]
 
 
@@ -252,7 +399,7 @@ def _on_vote_reply(
     if not reply.preliminary and reply.term != state.term:
         return state, []
     state = replace(state, granted=state.granted | {sender})
-    if not has_majority(state):
+    if not _has_majority(state):
         return state, []
     return _become_candidate(state, now, draw) if reply.preliminary else _become_leader(state, now)
 
@@ -260,13 +407,11 @@ def _on_vote_reply(
 def _on_heartbeat(
     state: ElectionState, sender: int, heartbeat: Heartbeat, now: float, draw: float
 ) -> Transition:
-    if heartbeat.term >= state.term and may_follow(state, sender, heartbeat.term, now):
+    # A term has one leader, and one of a later term was elected by a majority that heard nobody.
+    if heartbeat.term >= state.term:
         # Forgetting the vote of the same term would let this member vote twice in it.
-        term = limit_step(state, sender, heartbeat.term, now)
-        vote = state.vote if term == state.term else Vote(term)
-        state = become_follower(state, vote, now, draw)
-        if term == heartbeat.term:
-            state = replace(state, leader=sender, heard_at=now)
+        vote = state.vote if heartbeat.term == state.term else Vote(heartbeat.term)
+        state = replace(_become_follower(state, vote, now, draw), leader=sender, heard_at=now)
     return state, [Send(sender, HeartbeatReply(state.term, heartbeat.sent_at))]
 
 
@@ -287,3 +432,59 @@ def _send_vote_reply(state: ElectionState, receiver: int, request: VoteRequest, 
 
 def _send_to_others(state: ElectionState, message: ElectionMessage) -> list[Send]:
     return [Send(other, message) for other in state.electorate.others]
+
+
+def _hears_leader(state: ElectionState, now: float) -> bool:
+    """Whether a leader is alive as far as this member knows; also for a while after its own start."""
+    if state.role is Role.LEADER:
+        return now < _lease_end(state)
+    return now < state.heard_at + state.electorate.timing.timeout_seconds[0]
+
+
+def _lease_end(state: ElectionState) -> float:
+    """When a leader must step down unless it is answered; a new leader first gets time for answers."""
+    return max(_last_majority_contact(state), state.asked_at) + state.electorate.timing.contact_seconds
+
+
+def _last_majority_contact(state: ElectionState) -> float:
+    """The latest time since which a majority, including the leader, has answered."""
+    others = sorted(state.answered, reverse=True)
+    needed = state.electorate.majority - 1  # the leader counts itself
+    # A single member is its own majority at any time.
+    return others[needed - 1] if needed else float("inf")
+
+
+def _become_follower(state: ElectionState, vote: Vote, now: float, draw: float) -> ElectionState:
+    """A follower that knows no leader yet, and waits for one before it asks for votes."""
+    deadline = now + _pick_between(state.electorate.timing.timeout_seconds, draw)
+    return replace(
+        state,
+        vote=vote,
+        role=Role.FOLLOWER,
+        leader=None,
+        deadline=deadline,
+        granted=frozenset(),
+        answered=(),
+    )
+
+
+def _ask_for_votes(state: ElectionState, role: Role, now: float, draw: float) -> ElectionState:
+    """A member that has asked for votes, with its own."""
+    return replace(
+        state,
+        role=role,
+        leader=None,
+        asked_at=now,
+        deadline=now + _pick_between(state.electorate.timing.retry_seconds, draw),
+        granted=frozenset({state.electorate.member}),
+    )
+
+
+def _has_majority(state: ElectionState) -> bool:
+    """Whether enough votes were granted."""
+    return len(state.granted) >= state.electorate.majority
+
+
+def _pick_between(bounds: tuple[float, float], draw: float) -> float:
+    """A wait within bounds."""
+    return bounds[0] + (bounds[1] - bounds[0]) * draw

@@ -29,6 +29,14 @@ Reports = Mapping[int, MeasurementReport]
 
 
 @dataclass(frozen=True, slots=True)
+class JouleAccount:
+    """What one device's reports were charged so far, and what the same work usually costs."""
+
+    charged: float = 0.0
+    usual: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class FederationMeasurements:
     """What a deployment knows of its own speed; part of the coordinator's state.
 
@@ -36,11 +44,17 @@ class FederationMeasurements:
         devices: every device's newest report, or None before its first.
         overhead: seconds of an edge round beyond its slowest device.
         exchange: seconds of one exchange between edge servers and of what follows it.
+        accounts: every device's joules, or empty before the first edge round.
     """
 
     devices: tuple[MeasurementReport | None, ...]
     overhead: RunningRatio = NOTHING
     exchange: RunningRatio = NOTHING
+    accounts: tuple[JouleAccount, ...] = ()
+
+    def find_account(self, device: int) -> JouleAccount:
+        """A device's joules so far."""
+        return self.accounts[device] if self.accounts else JouleAccount()
 
     def add_reports(self, reports: Reports) -> "FederationMeasurements":
         """Replaces the reports of these devices by newer ones."""
@@ -68,6 +82,14 @@ def choose_accounting(world: World, deployment: DeploymentParameters) -> World:
     if not deployment.measures:
         return world
     return replace(world, setting=replace(world.setting, accounting="realised"))
+
+
+def limit_waits(world: World, deployment: DeploymentParameters) -> DeploymentParameters:
+    """Makes edge servers keep the scheme's deadline by their own clocks where conditions are measured."""
+    deadline = world.setting.scheme.deadline_seconds
+    if not deployment.measures or deadline >= deployment.round_seconds:
+        return deployment
+    return replace(deployment, round_seconds=deadline)
 
 
 def describe_limits(scheme: Scheme, deployment: DeploymentParameters) -> str:

@@ -3,15 +3,16 @@
 Nobody can check a device's joules, but others know what they should be about: the experiment's model says how
 this device compares with the others (its class), and the other devices say how far the model is from reality.
 Seconds are checked by the edge server's clock. A figure beyond its bounds is replaced by the bound, so that
-one device can neither use up a budget nor lower what is asked of the others. Honest figures pass unchanged,
-with one exception: a device is taken to be at most as fast as the fastest of the others, relative to its
-class, because some schemes measure all devices by the fastest.
+one device can neither use up a budget nor lower what is asked of the others. A report far beyond them is
+charged what such work usually costs. Bounds of single figures multiply, so a device's joules are also bounded
+over the whole run. Honest figures pass unchanged, with one exception: a device is taken to be at most as fast
+as the fastest of the others, relative to its class, because some schemes measure all devices by the fastest.
 
 Two devices that contradict each other cannot be told apart: with fewer than three only the clock counts.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,6 +20,7 @@ import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray
 from cfel.control.setting import Setting
+from cfel.deployment.measurement.measured_rounds import FederationMeasurements, JouleAccount
 from cfel.deployment.protocol.device_requests import MeasurementReport
 from cfel.system import Conditions
 
@@ -37,6 +39,8 @@ SENDING_WATTS = "its watts while sending are implausible"
 LONG_TRAINING = "it reports more seconds than have passed"
 ROUND_JOULES = "its joules are implausible"
 
+_ENERGY_REASONS = {STEP_JOULES, SENDING_WATTS, ROUND_JOULES}
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedWork:
@@ -53,6 +57,21 @@ class ObservedWork:
     steps: float
     gradients: float
     share: float
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedReports:
+    """The reports of one round as they are used.
+
+    Attributes:
+        reports: by device.
+        reasons: which device reported what that was implausible.
+        accounts: of all devices, with this round's joules.
+    """
+
+    reports: dict[int, MeasurementReport]
+    reasons: list[tuple[int, str]]
+    accounts: tuple[JouleAccount, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,36 +120,91 @@ def usual_conditions(setting: Setting) -> Conditions:
 
 def bound_reports(
     fresh: Mapping[int, MeasurementReport],
-    known: Sequence[MeasurementReport | None],
+    known: FederationMeasurements,
     observed: Mapping[int, ObservedWork],
     usual: Conditions,
     now: Conditions,
     spread: float,
-) -> tuple[dict[int, MeasurementReport], list[tuple[int, str]]]:
+) -> BoundedReports:
     """Bounds the reports of one round.
 
     Args:
         fresh: as they came, by device.
-        known: every device's previous report, bounded.
+        known: every device's previous report, bounded, and its account.
         observed: what edge servers saw of the same orders.
         usual: of `usual_conditions`.
         now: the model's figures of this round.
-        spread: how far a figure may be from its reference, as a factor above 1; a figure that is another
-            `spread` beyond that is reported as implausible.
-
-    Returns:
-        The bounded reports, and which device reported what that was implausible.
+        spread: how far a figure may be from its reference, as a factor of at least 1; a figure that is
+            another `spread` beyond that is reported as implausible. Over a run, a device's joules may be
+            √`spread` times the reference.
     """
     # Also devices that did not report now: the more there are to compare with, the less one can shift the
     # median.
-    newest = [fresh.get(device, before) for device, before in enumerate(known)]
+    newest = [fresh.get(device, before) for device, before in enumerate(known.devices)]
     ranges = {name: _find_range(name, newest, usual, now, spread) for name in _FIELDS}
     reports, reasons = {}, []
+    accounts = [known.find_account(device) for device in range(len(newest))]
     for device, report in sorted(fresh.items()):
         work = observed.get(device, ObservedWork(0.0, 0, 0, 0.0))
-        reports[device], found = _bound_report(device, report, work, ranges, spread)
+        bounded, found = _bound_report(device, report, work, ranges, spread)
+        costs = _find_usual_costs(device, report, bounded, ranges, spread)
+        if _ENERGY_REASONS.intersection(found):
+            bounded = _charge_usual(bounded, costs, work)
+        reports[device], accounts[device] = _limit_joules(bounded, costs, work, accounts[device], spread)
         reasons += [(device, reason) for reason in found]
-    return reports, reasons
+    return BoundedReports(reports, reasons, tuple(accounts))
+
+
+@dataclass(frozen=True, slots=True)
+class _UsualCosts:
+    """What a device's work should cost: joules per step, watts while sending, seconds per upload."""
+
+    alpha: float
+    power: float
+    nu: float
+
+    def count_joules(self, work: ObservedWork) -> float:
+        return self.alpha * max(1, work.gradients) + self.power * self.nu * work.share
+
+
+def _find_usual_costs(
+    device: int,
+    report: MeasurementReport,
+    bounded: MeasurementReport,
+    ranges: Mapping[str, _Range],
+    spread: float,
+) -> _UsualCosts:
+    alpha = ranges["alpha"].find_reference(device, report.alpha, spread)
+    power = ranges["power"].find_reference(device, report.power, spread)
+    nu = ranges["nu"].find_reference(device, report.nu, spread)
+    # Beyond its limit, the clock has vouched for the time of an upload.
+    return _UsualCosts(alpha, power, bounded.nu if bounded.nu > ranges["nu"].limit(device, report.nu) else nu)
+
+
+def _charge_usual(report: MeasurementReport, costs: _UsualCosts, work: ObservedWork) -> MeasurementReport:
+    """The report with usual joules per step and watts, where they are known."""
+    alpha = costs.alpha if math.isfinite(costs.alpha) else report.alpha
+    power = costs.power if math.isfinite(costs.power) else report.power
+    joules = min(report.joules, alpha * max(1, work.gradients))
+    return msgspec.structs.replace(report, alpha=alpha, power=power, joules=joules)
+
+
+def _limit_joules(
+    report: MeasurementReport, costs: _UsualCosts, work: ObservedWork, before: JouleAccount, spread: float
+) -> tuple[MeasurementReport, JouleAccount]:
+    """Scales a report down to what its device may still be charged; the account with this round."""
+    joules = report.joules + report.power * report.nu * work.share
+    # Where nobody knows what is usual, what is charged counts as usual.
+    usual = costs.count_joules(work)
+    usual = usual if math.isfinite(usual) else joules
+    allowed = max(usual, math.sqrt(spread) * (before.usual + usual) - before.charged)
+    if joules > allowed:
+        scale, joules = allowed / joules, allowed
+        training = report.joules * scale
+        # Planned with what it is charged: a plan for more would leave a part of the budget unused.
+        alpha = min(report.alpha, max(costs.alpha, training / max(1, work.gradients)))
+        report = msgspec.structs.replace(report, alpha=alpha, power=report.power * scale, joules=training)
+    return report, JouleAccount(before.charged + joules, before.usual + usual)
 
 
 def _bound_report(
@@ -216,3 +290,33 @@ def _least_of_others(values: FloatArray, counted: BoolArray) -> FloatArray:
     first, second = np.partition(values[counted], 1)[:2]
     least: FloatArray = np.where(counted & (values == first), second, first)
     return least
+
+
+class Doubts:
+    """How often each device reported something implausible; those who keep doing so are left out.
+
+    A plausible report takes one back, so that an honest device never gets there. It begins anew with every
+    coordinator, as rejected uploads do with every edge server.
+
+    Args:
+        quarantine_after: so many lead to quarantine; 0 for never.
+        on_quarantine: called once for each device that is left out from now on.
+    """
+
+    def __init__(self, quarantine_after: int, on_quarantine: Callable[[int], None]) -> None:
+        self._most, self._on_quarantine = quarantine_after, on_quarantine
+        self._counts: dict[int, int] = {}
+
+    def add(self, reported: Iterable[int], implausible: Container[int]) -> None:
+        """Counts the reports of one edge round."""
+        quarantined = self.find_quarantined()
+        for device in set(reported).difference(quarantined):
+            before = self._counts.get(device, 0)
+            self._counts[device] = before + 1 if device in implausible else max(0, before - 1)
+        for device in self.find_quarantined():
+            if device not in quarantined:
+                self._on_quarantine(device)
+
+    def find_quarantined(self) -> list[int]:
+        """The devices to leave out, in order."""
+        return sorted(n for n, count in self._counts.items() if self._most and count >= self._most)

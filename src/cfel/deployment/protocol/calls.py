@@ -1,40 +1,43 @@
-"""Typed calls: a request goes to a node, its answer comes back; bytes are left to the transport.
+"""Typed calls: a request goes to a node, its answer comes back; bytes are left to a `Client`.
 
 `Calls` is what the roles use, `Endpoint` what they offer. Both ends name a method by the type of its request,
-so a caller gets the answer type that belongs to it.
+so a caller gets the answer type that belongs to it. `Client` is a node's door to the network: gRPC in
+`grpc_transport`, memory in tests.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 import msgspec
 
-from cfel.deployment.protocol.codec import from_message, to_message
+from cfel.deployment.protocol.messages import (
+    MOST_HEADER_BYTES,
+    SMALL_HEADER_BYTES,
+    Message,
+    from_message,
+    to_message,
+)
 from cfel.deployment.security.identity import Identity, Role
-from cfel.deployment.transport.grpc_transport import Client, Method
-from cfel.deployment.transport.messages import MOST_HEADER_BYTES, SMALL_HEADER_BYTES, Message
 from cfel.errors import InvalidAnswerError, RejectedError, UnreachableError
 
 _LOOK_SECONDS = 0.1
 Answer = TypeVar("Answer", covariant=True)
 Value = TypeVar("Value")
 
+OnRejection = Callable[[Identity | None, str, str], None]
+"""Called with every rejection: the caller (if known), the method and the reason."""
+
 
 class Request(msgspec.Struct, Generic[Answer], frozen=True, kw_only=True, omit_defaults=True):
-    """Asks for an `Answer`; each remote method has a subclass.
+    """Asks for an `Answer`; each remote method has a subclass."""
 
-    Attributes:
-        method: its name on the wire.
-        callers: roles that may call it.
-        is_transfer: whether request or answer may be large, so that it must not delay others.
-        experiment: digest of each part of the caller's experiment, see `security.agreement`.
-    """
-
-    method: ClassVar[str]
-    callers: ClassVar[tuple[Role, ...]]
+    method: ClassVar[str]  # its name on the wire
+    callers: ClassVar[tuple[Role, ...]]  # roles that may call it
+    # Whether request or answer may be large, so that it must not delay others.
     is_transfer: ClassVar[bool] = False
+    # Digest of each part of the caller's experiment, see `security.experiment_check`.
     experiment: dict[str, str] = {}
 
 
@@ -49,6 +52,19 @@ def answer_type(request: type[Request[Answer]]) -> type[Answer]:
     return answer  # type: ignore[no-any-return]
 
 
+class Client(Protocol):
+    """How a node sends messages to others: its door to the network."""
+
+    async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """Sends a message and waits for the answer.
+
+        Raises:
+            RejectedError: the other side rejected it and said why.
+            UnreachableError: the other side could not be reached, or did not answer in time.
+        """
+        ...
+
+
 class Calls(Protocol):
     """How a node calls others."""
 
@@ -61,6 +77,23 @@ class Calls(Protocol):
             UnreachableError: the other side could not be reached, or did not answer in time.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteCalls:
+    """Calls over a network; each names the caller's experiment."""
+
+    client: Client
+    experiment: Mapping[str, str] = field(default_factory=dict)
+
+    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
+        """See `Calls`."""
+        named = msgspec.structs.replace(request, experiment=dict(self.experiment))
+        message = await self.client.send(to, request.method, to_message(named), seconds)
+        try:
+            return from_message(message, answer_type(type(request)))
+        except RejectedError as error:
+            raise InvalidAnswerError(str(error)) from error
 
 
 async def give_up_if(is_pointless: Callable[[], bool], why: str, call: Coroutine[Any, Any, Answer]) -> Answer:
@@ -94,21 +127,6 @@ async def gather_or_cancel(calls: Iterable[Coroutine[Any, Any, Value]]) -> list[
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteCalls:
-    """Calls over a transport."""
-
-    client: Client
-
-    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
-        """See `Calls`."""
-        message = await self.client.send(to, request.method, to_message(request), seconds)
-        try:
-            return from_message(message, answer_type(type(request)))
-        except RejectedError as error:
-            raise InvalidAnswerError(str(error)) from error
-
-
 Handler = Callable[[Identity, Any], Awaitable[Any]]
 """(caller, request) → answer; raises `RejectedError` to reject."""
 
@@ -118,38 +136,32 @@ OnInvalid = Callable[[Identity, bytes], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method that a node offers; see `serve`.
+    """One method that a node offers; see `serve`."""
 
-    Attributes:
-        request: what it takes.
-        handle: what it does.
-        most_bytes: largest body that it accepts.
-        on_invalid: called when a request cannot be decoded.
-    """
+    request: type[AnyRequest]  # what it takes
+    handle: Handler  # what it does
+    most_bytes: int = 0  # largest body that it accepts
+    on_invalid: OnInvalid | None = None  # called when a request cannot be decoded
 
-    request: type[AnyRequest]
-    handle: Handler
-    most_bytes: int = 0
-    on_invalid: OnInvalid | None = None
+    @property
+    def most_header_bytes(self) -> int:
+        """Largest header that it accepts."""
+        return MOST_HEADER_BYTES if self.request.callers == ("edge",) else SMALL_HEADER_BYTES
 
-    def to_method(self) -> Method:
-        """The method as a transport offers it."""
+    def check_caller(self, caller: Identity) -> None:
+        """Raises `RejectedError` if the method is not for the caller's role."""
+        if caller.role not in self.request.callers:
+            raise RejectedError(f"{self.request.method!r} is not for a {caller.role}")
 
-        async def handle(caller: Identity, message: Message) -> Message:
-            try:
-                request = from_message(message, self.request)
-            except RejectedError:
-                if self.on_invalid is not None:
-                    await self.on_invalid(caller, message.header)
-                raise
-            return to_message(await self.handle(caller, request))
-
-        callers = self.request.callers
-        most_header_bytes = MOST_HEADER_BYTES if callers == ("edge",) else SMALL_HEADER_BYTES
-        return Method(callers, handle, self.most_bytes, most_header_bytes)
-
-
-Endpoints = Mapping[type[AnyRequest], Endpoint]
+    async def answer(self, caller: Identity, message: Message) -> Message:
+        """Answers a message."""
+        try:
+            request = from_message(message, self.request)
+        except RejectedError:
+            if self.on_invalid is not None:
+                await self.on_invalid(caller, message.header)
+            raise
+        return to_message(await self.handle(caller, request))
 
 
 def serve(
@@ -162,28 +174,6 @@ def serve(
     return Endpoint(request, handle, most_bytes, on_invalid)
 
 
-def to_methods(endpoints: Iterable[Endpoint]) -> dict[str, Method]:
-    """Endpoints as a transport offers them, by name."""
-    return {each.request.method: each.to_method() for each in endpoints}
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCalls:
-    """Calls where a node reaches its own endpoints without the network.
-
-    Attributes:
-        own: the node.
-        calls: for all others.
-        endpoints: its own.
-    """
-
-    own: Identity
-    calls: Calls
-    endpoints: Endpoints
-
-    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
-        """See `Calls`."""
-        if to != self.own:
-            return await self.calls.call(to, request, seconds)
-        answer: Answer = await self.endpoints[type(request)].handle(self.own, request)
-        return answer
+def by_method(endpoints: Iterable[Endpoint]) -> dict[str, Endpoint]:
+    """Endpoints by the names of their methods."""
+    return {each.request.method: each for each in endpoints}

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from cfel.deployment.protocol.calls import Request
-from cfel.deployment.protocol.codec import MOST_WHOLE, Count, Digest, Positive, Share, Version
-from cfel.deployment.transport.messages import Body
+from cfel.deployment.protocol.messages import MOST_WHOLE, Body, Count, Digest, Positive, Version
 from cfel.errors import InputError
+from cfel.learning.device_messages import Order
 from cfel.learning.local.estimates import Estimates, check_estimates
 
 MOST_SECONDS = 1e7
@@ -18,6 +18,8 @@ MOST_WHAT_CHARACTERS = 200
 
 Round = tuple[Count, Count]
 """Global round and edge round, both from 0."""
+
+OrderKind = Literal["estimate", "update"]
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_SOURCE_CHARACTERS)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
@@ -38,55 +40,28 @@ class ExperimentOver(msgspec.Struct, frozen=True, tag="over"):
 
 
 class NextModel(msgspec.Struct, frozen=True, tag="model"):
-    """Names the model of the order to come, so that the device can fetch it ahead.
+    """Names the model of the order to come, so that the device can fetch it ahead."""
 
-    Attributes:
-        serial: of this notice.
-        model_sha256: names the model.
-    """
-
-    serial: str
-    model_sha256: Digest
+    serial: str  # of this notice
+    model_sha256: Digest  # names the model
 
 
-class IssuedOrder(msgspec.Struct, frozen=True, tag="order"):
-    """What a device is asked; `learning.device_messages.DeviceOrder` once it has the model.
+class NextOrder(msgspec.Struct, frozen=True, tag="order"):
+    """Brings an order, with its model named by its SHA-256."""
 
-    Attributes:
-        kind: estimates or an update.
-        serial: tells a new order from one that the device knows.
-        round: what the order belongs to.
-        rho: share of iterations to take.
-        theta: share of a full upload.
-        model_sha256: names the model to start from.
-        last_used_round: round of the device's last upload that went into a model, or None.
-        rate: share of the learning rate to use.
-        speed: share of its full clock that the device is planned to run at; only emulation carries it out.
-    """
-
-    kind: Literal["estimate", "update"]
-    serial: str
-    round: Round
-    rho: Share
-    theta: Annotated[float, msgspec.Meta(gt=0, le=1)]
-    model_sha256: Digest
-    last_used_round: Round | None
-    rate: Share = 1.0
-    speed: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    serial: str  # tells a new order from one that the device knows
+    kind: OrderKind  # estimates or an update
+    order: Order[Digest]  # what is asked
+    last_used_round: Round | None  # round of the device's last upload that went into a model, or None
 
 
-class NextRequest(Request[NoOrder | ExperimentOver | NextModel | IssuedOrder], frozen=True):
-    """Waits for an order that the device does not know yet; stays open up to `POLL_SECONDS`.
-
-    Attributes:
-        known: serial of the newest order or notice that the device has.
-        version: of cfel on the device.
-    """
+class NextRequest(Request[NoOrder | ExperimentOver | NextModel | NextOrder], frozen=True):
+    """Waits for an order that the device does not know yet; stays open up to `POLL_SECONDS`."""
 
     method: ClassVar[str] = "next"
     callers = ("device",)
-    known: str
-    version: Version = ""
+    known: str  # serial of the newest order or notice that the device has
+    version: Version = ""  # of cfel on the device
 
 
 class ModelAnswer(msgspec.Struct, frozen=True):
@@ -96,44 +71,27 @@ class ModelAnswer(msgspec.Struct, frozen=True):
 
 
 class ModelRequest(Request[ModelAnswer], frozen=True):
-    """Fetches a part of the model that `sha256` names.
-
-    Attributes:
-        sha256: of the whole model.
-        offset: how many of its bytes the device has.
-        most_bytes: how many more it wants now.
-    """
+    """Fetches a part of the model that `sha256` names."""
 
     method: ClassVar[str] = "model"
     callers = ("device",)
     is_transfer = True
-    sha256: Digest
-    offset: Count = 0
-    most_bytes: Positive = MOST_WHOLE
+    sha256: Digest  # of the whole model
+    offset: Count = 0  # how many of its bytes the device has
+    most_bytes: Positive = MOST_WHOLE  # how many more it wants now
 
 
 class MeasurementReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One device's newest measurements; checked for form and range only, see `measurement`.
+    """One device's newest measurements; checked for form and range only, see `measurement`."""
 
-    Attributes:
-        mu: seconds per local step, > 0.
-        alpha: joules per local step.
-        nu: seconds to upload one full model.
-        power: watts while sending.
-        seconds: its training time in this edge round.
-        joules: its training energy, including energy measured earlier and not reported yet.
-        time_source: where its seconds come from: "clock", or "model" for those not measured yet.
-        energy_source: where its joules come from: a counter's name, or "model".
-    """
-
-    mu: Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)]
-    alpha: _Joules
-    nu: _Seconds
-    power: _Watts
-    seconds: _Seconds
-    joules: _Joules
-    time_source: _Text
-    energy_source: _Text
+    mu: Annotated[float, msgspec.Meta(gt=0, le=MOST_SECONDS)]  # seconds per local step, > 0
+    alpha: _Joules  # joules per local step
+    nu: _Seconds  # seconds to upload one full model
+    power: _Watts  # watts while sending
+    seconds: _Seconds  # its training time in this edge round
+    joules: _Joules  # its training energy, including energy measured earlier and not reported yet
+    time_source: _Text  # where its seconds come from: "clock", or "model" for those not measured yet
+    energy_source: _Text  # where its joules come from: a counter's name, or "model"
 
     @property
     def sources(self) -> str:
@@ -148,19 +106,13 @@ class RoundOnly(msgspec.Struct, frozen=True):
 
 
 class EstimatesRequest(Request[Confirmation], frozen=True):
-    """Reports σ² and G² at the order's model.
-
-    Attributes:
-        round: of the order.
-        estimates: what the device found.
-        measured: its measurements, where conditions are measured.
-    """
+    """Reports σ² and G² at the order's model."""
 
     method: ClassVar[str] = "estimates"
     callers = ("device",)
-    round: Round
-    estimates: Estimates
-    measured: MeasurementReport | None = None
+    round: Round  # of the order
+    estimates: Estimates  # what the device found
+    measured: MeasurementReport | None = None  # its measurements, where conditions are measured
 
     def __post_init__(self) -> None:
         check_estimates(self.estimates)
@@ -170,19 +122,13 @@ class EstimatesRequest(Request[Confirmation], frozen=True):
 
 
 class DivergedRequest(Request[Confirmation], frozen=True):
-    """Says that an order has no answer, because training diverged.
-
-    Attributes:
-        kind: of the order.
-        round: of the order.
-        what: what is not finite, in words.
-    """
+    """Says that an order has no answer, because training diverged."""
 
     method: ClassVar[str] = "diverged"
     callers = ("device",)
-    kind: Literal["estimate", "update"]
-    round: Round
-    what: Annotated[str, msgspec.Meta(max_length=MOST_WHAT_CHARACTERS)]
+    kind: OrderKind  # of the order
+    round: Round  # of the order
+    what: Annotated[str, msgspec.Meta(max_length=MOST_WHAT_CHARACTERS)]  # what is not finite, in words
 
 
 class UploadPartAnswer(msgspec.Struct, frozen=True):
@@ -192,51 +138,32 @@ class UploadPartAnswer(msgspec.Struct, frozen=True):
 
 
 class UploadPartRequest(Request[UploadPartAnswer], frozen=True):
-    """Brings a part of an upload's content; an empty one asks how much has arrived.
-
-    Attributes:
-        round: of the order.
-        sha256: of the whole content.
-        offset: where the part begins; ignored unless the edge server holds exactly this much.
-        content: the part.
-    """
+    """Brings a part of an upload's content; an empty one asks how much has arrived."""
 
     method: ClassVar[str] = "upload_part"
     callers = ("device",)
     is_transfer = True
-    round: Round
-    sha256: Digest
-    offset: Count
-    content: Body
+    round: Round  # of the order
+    sha256: Digest  # of the whole content
+    offset: Count  # where the part begins; ignored unless the edge server holds exactly this much
+    content: Body  # the part
 
 
 class UploadRequest(Request[Confirmation], frozen=True):
-    """Carries the update of an order; `edge.verify_upload` checks it against the order.
-
-    Attributes:
-        round: of the order.
-        steps: local iterations taken.
-        loss: mean training loss over them; NaN if there were none.
-        samples: how many the device holds.
-        buffers: how many batch-norm values stand before the update in the body.
-        content: those values, then the bytes of `learning.compression.packing`.
-        estimates: the device's newest, or None if there never were any.
-        measured: its measurements, where conditions are measured.
-        content_sha256: of the content, if it was sent in parts; the body is then empty.
-    """
+    """Carries the update of an order; `edge.verify_upload` checks it against the order."""
 
     method: ClassVar[str] = "upload"
     callers = ("device",)
     is_transfer = True
-    round: Round
-    steps: Count
-    loss: float
-    samples: Positive
-    buffers: Count
-    content: Body
-    estimates: Estimates | None
-    measured: MeasurementReport | None = None
-    content_sha256: Digest | None = None
+    round: Round  # of the order
+    steps: Count  # local iterations taken
+    loss: float  # mean training loss over them; NaN if there were none
+    samples: Positive  # how many the device holds
+    buffers: Count  # how many batch-norm values stand before the update in the body
+    content: Body  # those values, then the bytes of `learning.compression.packing`
+    estimates: Estimates | None  # the device's newest, or None if there never were any
+    measured: MeasurementReport | None = None  # its measurements, where conditions are measured
+    content_sha256: Digest | None = None  # of the content, if it was sent in parts; the body is then empty
 
     def __post_init__(self) -> None:
         if self.estimates is not None:

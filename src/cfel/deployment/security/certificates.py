@@ -19,15 +19,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from cfel.deployment.security.credentials import REVOKED, Revocations
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.security.revocations import Revocations
 from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import DeploymentError
 
 AUTHORITY_DAYS = 3650
 # Clocks of the nodes may differ by this much.
 SKEW = timedelta(minutes=5)
-REVOKED = "revoked.txt"
 
 
 def make_authority(directory: Path, now: datetime | None = None) -> None:

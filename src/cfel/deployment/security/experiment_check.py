@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from msgspec import structs
-
-from cfel.deployment.protocol.calls import Answer, AnyRequest, Calls, Endpoint, Request
+from cfel.deployment.protocol.calls import AnyRequest, Endpoint
 from cfel.deployment.security.identity import Identity
 from cfel.errors import NotAdmittedError
 
@@ -19,17 +17,13 @@ _MOST_PARTS = 100
 
 @dataclass(frozen=True, slots=True)
 class ExperimentCheck:
-    """Which experiment a node runs: it says so in its calls and expects the same of callers.
+    """Which experiment a node runs: it says so in its calls (`RemoteCalls`) and expects the same of callers.
 
     Attributes:
         parts: digest of each part of the experiment that all nodes must share.
     """
 
     parts: Mapping[str, str]
-
-    def add_to_calls(self, calls: Calls) -> Calls:
-        """Makes every request name the experiment."""
-        return _CallsWithExperiment(calls, dict(self.parts))
 
     def check_endpoints(self, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
         """Makes endpoints reject callers with another experiment, except those open to operators."""
@@ -52,13 +46,3 @@ class ExperimentCheck:
         everything = sorted(self.parts.keys() | named.keys())
         names = [name for name in everything if self.parts.get(name) != named.get(name)]
         return f"{', '.join(names)} differ" if len(names) > 1 else f"{names[0]} differs"
-
-
-@dataclass(frozen=True, slots=True)
-class _CallsWithExperiment:
-    calls: Calls
-    parts: dict[str, str]
-
-    async def call(self, to: Identity, request: Request[Answer], seconds: float) -> Answer:
-        """See `Calls`."""
-        return await self.calls.call(to, structs.replace(request, experiment=self.parts), seconds)

@@ -4,18 +4,22 @@ A loader is a function `path -> DataSet`. Built-in ones are listed below. User-d
 point (`cfel.data`) or as "module:function".
 """
 
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
+from cfel.errors import InputError
 from cfel.learning.data.cifar10 import cifar10
 from cfel.learning.data.dataset import DataSet, Normalisation
 from cfel.learning.data.embedded import digits, synthetic
 from cfel.learning.data.femnist import femnist
 from cfel.learning.data.hub import PREFIX, load_from_hub
+from cfel.learning.data.text import BYTES
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
+from cfel.wording import show
 
 __all__ = ["BUILTIN", "DataSet", "Normalisation", "cifar10", "digits", "femnist", "load", "synthetic"]
 
@@ -31,11 +35,45 @@ class BuiltInData:
     classes: int
 
 
+def _from_hub(name: str, repository: str, normalisation: Normalisation | None = None) -> Loader:
+    """A loader of a well-known data set of the Hugging Face hub, or of a folder of the same schema."""
+    return lambda path: replace(
+        load_from_hub(f"{PREFIX}{repository}", path), name=name, normalisation=normalisation
+    )
+
+
+def _load_sent140(path: Path | None) -> DataSet:
+    """Tweets, of which a tenth of each user's is for testing: the test split is by other users."""
+    found = _SENT140(path)
+    # The labels are 0 and 4.
+    targets = {part: getattr(found, part).clamp(max=1) for part in ("train_targets", "test_targets")}
+    return replace(found, classes=2, **targets)
+
+
+# Two of them have no Parquet files of their own; the hub converts them.
+_SENT140 = _from_hub(
+    "sent140",
+    "stanfordnlp/sentiment140?revision=refs/convert/parquet&text=text&label=sentiment&writer=user&test=train",
+)
+_SPEECH_COMMANDS = "google/speech_commands?config=v0.02&revision=refs/convert/parquet&writer=speaker_id"
+_SHAKESPEARE = "flwrlabs/shakespeare?text=x&label=y&writer=character_id&next=character"
+_CIFAR100_SCALE = Normalisation((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+_SVHN_SCALE = Normalisation((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
+
 BUILTIN: Mapping[str, BuiltInData] = MappingProxyType(
     {
         "cifar10": BuiltInData(cifar10, (3, 32, 32), 10),
+        "cifar100": BuiltInData(
+            _from_hub("cifar100", "uoft-cs/cifar100?label=fine_label", _CIFAR100_SCALE), (3, 32, 32), 100
+        ),
         "digits": BuiltInData(lambda _: digits(), (1, 8, 8), 10),
         "femnist": BuiltInData(femnist, (1, 28, 28), 62),
+        "sent140": BuiltInData(_load_sent140, (32,), 2),
+        "shakespeare": BuiltInData(_from_hub("shakespeare", _SHAKESPEARE), (80,), BYTES),
+        "speech_commands": BuiltInData(_from_hub("speech_commands", _SPEECH_COMMANDS), (1, 40, 98), 36),
+        "svhn": BuiltInData(
+            _from_hub("svhn", "ufldl-stanford/svhn?config=cropped_digits", _SVHN_SCALE), (3, 32, 32), 10
+        ),
         "synthetic": BuiltInData(lambda _: synthetic(), (1, 8, 8), 10),
     }
 )
@@ -49,6 +87,9 @@ def load(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) 
         # The hub's package fetches what it is asked for, and some versions of it run scripts that come along.
         code.check("data", name)
         return load_from_hub(name, path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        hub = "a data set of the Hugging Face hub"
+        raise InputError(f"data: unknown {show(name)}; if it is {hub}, write {show(PREFIX + name)}")
     loader: Loader = resolve("data", name, BUILTIN, ("path",), code=code)
     place = "without data.path" if path is None else f"with data.path = {str(path)!r}"
     found: DataSet = call_part(f"data {name!r}, called {place},", loader, path)

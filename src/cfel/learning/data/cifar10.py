@@ -9,7 +9,6 @@ the binary version is downloaded.
 import codecs
 import hashlib
 import os
-import pickle
 import shutil
 import tarfile
 import urllib.error
@@ -26,6 +25,7 @@ from cfel.arrays import ByteArray, IntArray
 from cfel.errors import InputError
 from cfel.learning.data.dataset import DataSet, Normalisation, make_class_targets
 from cfel.learning.data.images import cache_directory, load_images, read_column_names, read_columns
+from cfel.validation import load_pickle
 
 Labelled: TypeAlias = tuple[ByteArray, IntArray]
 
@@ -109,15 +109,7 @@ def read_binary_batch(path: Path) -> Labelled:
 
 def read_python_batch(path: Path) -> Labelled:
     """Reads images and labels of a Python batch, written by any version of Python."""
-    with path.open("rb") as file:
-        try:
-            content = _BatchUnpickler(file, encoding="bytes").load()
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from error
-        except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError) as error:
-            raise InputError(f"{path}: not a CIFAR-10 batch: {error}") from error
-        except (IndexError, MemoryError, OverflowError) as error:
-            raise InputError(f"{path}: not a CIFAR-10 batch: {type(error).__name__}") from error
+    content = load_pickle(path, "a CIFAR-10 batch", _KNOWN, encoding="bytes")
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds a {type(content).__name__}, a CIFAR-10 batch is a dictionary")
     fields = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
@@ -167,24 +159,14 @@ def _encode_latin1(text: object, encoding: object = "latin1") -> bytes:
     return codecs.encode(text, "latin1")
 
 
-class _BatchUnpickler(pickle.Unpickler):
-    """Reads a batch without trusting it: a pickle can run any code, so only four names are known.
-
-    Each is bound to a class that can hold bytes and shapes and do nothing else. NumPy's unpickling is not
-    used. Any other name raises an error before anything runs.
-    """
-
-    def find_class(self, module: str, name: str) -> object:
-        if name == "_reconstruct" and module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            return _Array
-        known = {
-            ("numpy", "ndarray"): _Array,
-            ("numpy", "dtype"): _Type,
-            ("_codecs", "encode"): _encode_latin1,
-        }
-        if (module, name) not in known:
-            raise InputError(f"rejected: it refers to {module}.{name}, which no CIFAR-10 batch needs")
-        return known[module, name]
+_KNOWN = {
+    "numpy.core.multiarray._reconstruct": _Array,
+    "numpy._core.multiarray._reconstruct": _Array,
+    "numpy.ndarray": _Array,
+    "numpy.dtype": _Type,
+    "_codecs.encode": _encode_latin1,
+}
+"""Each is bound to a class that can hold bytes and shapes and do nothing else; NumPy's are not used."""
 
 
 def fetch_archive(archive: Archive, target: Path, timeout: float = 30.0) -> Path:

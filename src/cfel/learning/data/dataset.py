@@ -30,6 +30,19 @@ class Normalisation:
             raise InputError(f"normalisation.deviation: must be positive, got {self.deviation}")
 
 
+def scale_inputs(inputs: Tensor, normalisation: Normalisation | None) -> Tensor:
+    """Scales a batch for a model: bytes become normalised float32, other dtypes stay."""
+    if inputs.dtype != torch.uint8:
+        return inputs
+    if normalisation is None:
+        return inputs.to(torch.float32).mul_(1 / 255)
+    # (x/255 − mean)/deviation as one multiplication and one addition.
+    scale = torch.tensor(normalisation.deviation, device=inputs.device).mul_(255).reciprocal_()
+    shift = torch.tensor(normalisation.mean, device=inputs.device).mul_(scale).mul_(-255)
+    trailing = (1,) * (inputs.dim() - 2)
+    return inputs.to(torch.float32).mul_(scale.view(-1, *trailing)).add_(shift.view(-1, *trailing))
+
+
 @dataclass(frozen=True, slots=True)
 class DataSet:
     """Everything a task learns from.
@@ -89,40 +102,39 @@ class DataSet:
 
     def scale(self, inputs: Tensor) -> Tensor:
         """Scales a batch for the model: bytes become normalised float32, other dtypes stay."""
-        if inputs.dtype != torch.uint8:
-            return inputs
-        if self.normalisation is None:
-            return inputs.to(torch.float32).mul_(1 / 255)
-        # (x/255 − mean)/deviation as one multiplication and one addition.
-        scale = torch.tensor(self.normalisation.deviation, device=inputs.device).mul_(255).reciprocal_()
-        shift = torch.tensor(self.normalisation.mean, device=inputs.device).mul_(scale).mul_(-255)
-        trailing = (1,) * (inputs.dim() - 2)
-        return inputs.to(torch.float32).mul_(scale.view(-1, *trailing)).add_(shift.view(-1, *trailing))
+        return scale_inputs(inputs, self.normalisation)
 
-    def select_writers(self, writers: IntArray) -> "DataSet":
-        """Selects the samples of the given writers, for training and for testing."""
+    def select_writers(self, writers: IntArray, *, of_tests: bool = True) -> "DataSet":
+        """Selects the samples of the given writers, for training and, with `of_tests`, for testing."""
         if self.train_writers is None or self.test_writers is None:
             raise InputError(f"{self.name}: it names no writers")
         train = np.flatnonzero(np.isin(self.train_writers, writers))
-        test = np.flatnonzero(np.isin(self.test_writers, writers))
-        return replace(
+        chosen = replace(
             self,
             train_inputs=self.train_inputs[torch.from_numpy(train)],
             train_targets=self.train_targets[torch.from_numpy(train)],
+            train_writers=self.train_writers[train],
+        )
+        if not of_tests:
+            return chosen
+        test = np.flatnonzero(np.isin(self.test_writers, writers))
+        return replace(
+            chosen,
             test_inputs=self.test_inputs[torch.from_numpy(test)],
             test_targets=self.test_targets[torch.from_numpy(test)],
-            train_writers=self.train_writers[train],
             test_writers=self.test_writers[test],
         )
 
 
-def choose_test_tenth(groups: IntArray) -> BoolArray:
+def choose_test_tenth(groups: IntArray, *, last: bool = False) -> BoolArray:
     """Marks a tenth (rounded up) of each group's samples for testing; none of a group with one sample.
 
-    The choice does not depend on the experiment's seed: everyone tests on the same samples.
+    The choice does not depend on the experiment's seed: everyone tests on the same samples, random ones or,
+    for samples that overlap their neighbours, the last ones.
     """
     # The stream's name is part of the result: another name would choose other samples.
     order = make_generator(0, "femnist split").permutation(len(groups))
+    order = np.arange(len(groups))[::-1] if last else order
     order = order[np.argsort(groups[order], kind="stable")]
     counts = np.bincount(groups)
     rank = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,14 +1,19 @@
-"""Labelled images or rows of numbers through Hugging Face `datasets`: from the hub, or from a local folder.
+"""Images, sound, text or rows of numbers through Hugging Face `datasets`: from the hub, or a local folder.
 
     hf:uoft-cs/cifar10                      from the hub; `datasets` keeps it in its cache
     hf:ylecun/mnist, with `data.path`       a folder made by `save_to_disk`, or of Parquet files; no network
-    hf:uoft-cs/cifar100?label=fine_label    columns by name: image, label, writer; also config, train, test
+    hf:uoft-cs/cifar100?label=fine_label    columns by name: image, audio or text, label, writer; also config,
+                                            revision, train, test
+    hf:stanfordnlp/imdb?length=100          text with class labels, as its last 100 words
+    hf:karpathy/tiny_shakespeare?next=character&length=80    what comes next, in windows of 80 characters
+    hf:owner/name?next=word&label=y         what comes next, where the column y has it
 
-Columns are found by their types (an image; class labels) where that is unambiguous. `datasets` is an optional
-extra, imported only when needed. Nothing here trains or partitions.
+Columns are found by their types (an image; sound; class labels) where that is unambiguous. `datasets` is an
+optional extra, imported only when needed. Nothing here trains or partitions.
 """
 
 import importlib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +26,18 @@ from numpy.typing import NDArray
 from cfel.arrays import BoolArray, IntArray
 from cfel.errors import InputError, unknown_name
 from cfel.extras import MissingExtraError, install_command
+from cfel.learning.data.audio import make_spectrogram, read_wav
 from cfel.learning.data.dataset import DataSet, choose_test_tenth, make_class_targets
 from cfel.learning.data.images import cache_directory, decode_images, load_cached_array
+from cfel.learning.data.text import TextCode, number_words
 
 PREFIX = "hf:"
-OPTIONS = ("config", "train", "test", "image", "label", "writer")
+INPUTS = ("image", "audio", "text")
+OPTIONS = ("config", "revision", "train", "test", *INPUTS, "label", "writer", "next", "length")
 WRITERS = ("writer_id", "client_id", "user_id")
+NEXT = ("character", "word")
+LENGTHS = {"character": 80, "word": 32, "audio": 1}
+"""Of a sample, unless the name says otherwise: characters, words, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +54,7 @@ class Part:
     """One split as arrays.
 
     Attributes:
-        inputs: uint8 images (samples × channels × height × width) or float32 rows.
+        inputs: uint8 images (samples × channels × height × width), int32 codes of text, or float32 rows.
         labels: one per sample.
         classes: how many there are.
         writers: who wrote each sample, or None if there is no such column.
@@ -62,6 +73,8 @@ def parse_name(text: str) -> HubName:
     for key in options:
         if key not in OPTIONS:
             raise InputError(f"data.name = {text!r}: {unknown_name('option', key, OPTIONS)}")
+    if options.get("next", "word") not in NEXT:
+        raise InputError(f"data.name = {text!r}: {unknown_name('next', options['next'], NEXT)}")
     if not repository:
         raise InputError(f"data.name = {text!r}: must name a data set, as hf:uoft-cs/cifar10")
     return HubName(text, repository, options)
@@ -77,12 +90,15 @@ def load_from_hub(name: str, path: Path | None = None) -> DataSet:
     wanted = parse_name(name)
     splits = load_splits(wanted, path)
     train_name, test_name = _choose_splits(wanted, splits)
-    train = read_part(wanted, splits[train_name])
+    code = _make_code(wanted, splits[train_name])
+    train = read_part(wanted, splits[train_name], code)
     if test_name is not None:
-        return _build_data_set(wanted, train, read_part(wanted, splits[test_name]))
+        return _build_data_set(wanted, train, read_part(wanted, splits[test_name], code))
     # Without writers all samples are one group.
     groups = np.zeros(len(train.labels), np.str_) if train.writers is None else train.writers
-    test = choose_test_tenth(np.unique(groups, return_inverse=True)[1].astype(np.int64))
+    numbers = np.unique(groups, return_inverse=True)[1].astype(np.int64)
+    # Windows of a text share most of their characters with their neighbours.
+    test = choose_test_tenth(numbers, last="next" in wanted.options)
     return _build_data_set(wanted, _select(train, ~test), _select(train, test))
 
 
@@ -90,6 +106,10 @@ def load_splits(wanted: HubName, path: Path | None) -> dict[str, Any]:
     """Loads the splits, by name, from the folder if one is given, else from the hub."""
     datasets = _import_datasets(wanted)
     config = wanted.options.get("config")
+    if path is not None and config is not None:
+        # A copy of a whole repository has a folder, or a line of its README, for every configuration.
+        path = path / config if (path / config).is_dir() else path
+        config = config if (path / "README.md").is_file() else None
     saved = path is not None and any((path / file).is_file() for file in ("dataset_dict.json", "state.json"))
     if path is not None and not saved and not any(path.rglob("*.parquet")):
         raise InputError(
@@ -97,7 +117,8 @@ def load_splits(wanted: HubName, path: Path | None) -> dict[str, Any]:
         )
     try:
         if path is None:
-            found = datasets.load_dataset(wanted.repository, config)
+            revision = {key: value for key, value in wanted.options.items() if key == "revision"}
+            found = datasets.load_dataset(wanted.repository, config, **revision)
         elif saved:
             found = datasets.load_from_disk(str(path))
         else:
@@ -131,20 +152,114 @@ def _choose_splits(wanted: HubName, splits: dict[str, Any]) -> tuple[str, str | 
     return train, None if test == train else test
 
 
-def read_part(wanted: HubName, split: Any) -> Part:  # noqa: ANN401 — a `datasets.Dataset`
-    """Reads one split into arrays; decoded images are cached."""
-    image = _find_column(wanted, split, "image", "Image")
+def read_part(wanted: HubName, split: Any, code: TextCode | None = None) -> Part:  # noqa: ANN401 — a `datasets.Dataset`
+    """Reads one split into arrays; decoded images and sounds are cached. Text needs its code."""
+    kind, column = _find_input(wanted, split)
+    writers = _read_writers(wanted, split)
+    if "next" in wanted.options and code is not None:
+        return _read_next(wanted, split, column, code, writers)
     label = _find_column(wanted, split, "label", "ClassLabel")
-    writer = wanted.options.get("writer") or next((w for w in WRITERS if w in split.features), None)
-    if writer is not None and writer not in split.features:
-        raise InputError(f"data.name = {wanted.text!r}: {unknown_name('column', writer, split.features)}")
     labels = np.asarray(split.with_format("numpy")[label][:])
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not labels.size:
         raise InputError(f"data.name = {wanted.text!r}: column {label!r} must hold whole numbers, one each")
     known = getattr(split.features[label], "num_classes", None)
-    writers = None if writer is None else np.asarray([str(each) for each in split[writer]], dtype=np.str_)
-    inputs = _read_inputs(wanted, split, image)
+    if code is not None:
+        inputs: NDArray[Any] = code.fit(_read_texts(wanted, split, column))
+    elif kind == "audio":
+        inputs = _read_sounds(wanted, split, column)
+    else:
+        inputs = _read_inputs(wanted, split, column)
     return Part(inputs, labels.astype(np.int64), known or int(labels.max()) + 1, writers)
+
+
+def _find_input(wanted: HubName, split: Any) -> tuple[str, str]:  # noqa: ANN401
+    """What the inputs are ("image", which includes rows of numbers, "audio" or "text"), and their column."""
+    types = {name: type(feature).__name__ for name, feature in split.features.items()}
+    for kind in INPUTS:
+        if kind in wanted.options or kind.capitalize() in types.values():
+            return kind, _find_column(wanted, split, kind, kind.capitalize())
+    # Columns of text have no type of their own.
+    kind = "text" if "text" in types and "image" not in types else "image"
+    return kind, _find_column(wanted, split, kind, kind.capitalize())
+
+
+def _make_code(wanted: HubName, split: Any) -> TextCode | None:  # noqa: ANN401
+    """How text becomes numbers, the same for both splits; None where the inputs are something else."""
+    kind, column = _find_input(wanted, split)
+    if kind != "text":
+        if "next" in wanted.options:
+            raise InputError(f"data.name = {wanted.text!r}: 'next' needs text; add ?text=NAME")
+        return None
+    unit = wanted.options.get("next", "word")
+    words = number_words(_read_texts(wanted, split, column)) if unit == "word" else None
+    return TextCode(round(_read_length(wanted, unit)), words)
+
+
+def _read_length(wanted: HubName, unit: str) -> float:
+    text = wanted.options.get("length", str(LENGTHS[unit]))
+    try:
+        length = float(text)
+    except ValueError:
+        length = 0.0
+    if not 0 < length < math.inf or (unit != "audio" and length != round(length)):
+        what = "seconds > 0" if unit == "audio" else "a whole number ≥ 1"
+        raise InputError(f"data.name = {wanted.text!r}: length = {text!r}: must be {what}")
+    return length
+
+
+def _read_texts(wanted: HubName, split: Any, column: str) -> list[str]:  # noqa: ANN401
+    texts = list(split[column])
+    odd = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
+    if odd is not None:
+        raise InputError(
+            f"data.name = {wanted.text!r}: column {column!r} must hold text, row {odd} is {texts[odd]!r}"
+        )
+    return texts
+
+
+def _read_writers(wanted: HubName, split: Any) -> NDArray[np.str_] | None:  # noqa: ANN401
+    writer = wanted.options.get("writer") or next((w for w in WRITERS if w in split.features), None)
+    if writer is None:
+        return None
+    if writer not in split.features:
+        raise InputError(f"data.name = {wanted.text!r}: {unknown_name('column', writer, split.features)}")
+    return np.asarray([str(each) for each in split[writer]], dtype=np.str_)
+
+
+def _read_next(
+    wanted: HubName,
+    split: Any,  # noqa: ANN401
+    column: str,
+    code: TextCode,
+    writers: NDArray[np.str_] | None,
+) -> Part:
+    """What comes next: in a column of its own, or anywhere in the texts."""
+    texts = _read_texts(wanted, split, column)
+    if "label" not in wanted.options:
+        inputs, labels, rows = code.make_windows(texts)
+        if not labels.size:
+            raise InputError(f"data.name = {wanted.text!r}: column {column!r}: all texts are too short")
+        return Part(inputs, labels, code.codes, None if writers is None else writers[rows])
+    label = _find_column(wanted, split, "label", "ClassLabel")
+    first = [code.encode(text)[:1] for text in _read_texts(wanted, split, label)]
+    empty = next((row for row, found in enumerate(first) if not found.size), None)
+    if empty is not None:
+        raise InputError(f"data.name = {wanted.text!r}: column {label!r}: row {empty} is empty")
+    return Part(code.fit(texts), np.concatenate(first).astype(np.int64), code.codes, writers)
+
+
+def _read_sounds(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # noqa: ANN401
+    """Spectrograms, as images with one channel."""
+    seconds = _read_length(wanted, "audio")
+    plain = split.cast_column(column, type(split.features[column])(decode=False))
+    where = f"data.name = {wanted.text!r}: column {column!r}"
+
+    def decode() -> NDArray[Any]:
+        clips = (read_wav(cell["bytes"], f"{where}, row {row}") for row, cell in enumerate(plain[column]))
+        return np.stack([make_spectrogram(*clip, seconds) for clip in clips])[:, None]
+
+    file = cache_directory() / f"hub-{split._fingerprint}-{column}-{seconds:g}s.npy"
+    return load_cached_array(file, decode)
 
 
 def _find_column(wanted: HubName, split: Any, key: str, kind: str) -> str:  # noqa: ANN401

@@ -1,65 +1,105 @@
 """Who holds which training samples: one array of sample indices per device.
 
-    iid         splits the samples evenly at random
-    dirichlet   draws each class's split over the devices from a symmetric Dirichlet distribution (Hsu et al.)
-    writer      gives each device the samples of one writer
-    shards      sorts by label and gives each device a few contiguous shards (McMahan et al.)
+    iid            splits the samples evenly at random
+    dirichlet      draws each class's split over the devices from a Dirichlet distribution (Hsu et al.); with
+                   `cluster_beta`, first over the clusters and then over the devices of each
+    classes        gives each device the same number of classes
+    shards         sorts by label and gives each device a few contiguous shards (McMahan et al.)
+    sizes          splits the samples at random, unevenly
+    distribution   gives each device, or the devices of each cluster, the mixture of classes that is asked for
+    writer         gives each device the samples of one writer or of several
 
 All are vectorised: ten thousand devices take a fraction of a second. Each draws only from the generator that
-it is given. Data are indexed, not copied, except by writer.
+it is given. Data are indexed, not copied, except by writer. User-defined rules are added by entry point
+(`cfel.partition`) or as "module:function".
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from types import MappingProxyType
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from cfel import validation
 from cfel.arrays import FloatArray, IntArray
 from cfel.errors import InputError, unknown_name
 from cfel.learning.data.dataset import DataSet
+from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, resolve
 from cfel.seeding import make_generator
 
-Rule = Literal["iid", "dirichlet", "writer", "shards"]
+SIZES: Mapping[str, Callable[[FloatArray], FloatArray]] = MappingProxyType(
+    {
+        "equal": np.ones_like,
+        "linear": lambda n: n,
+        "square": np.square,
+        # Relative to the last device's: the powers of a large fleet would overflow.
+        "exponential": lambda n: np.exp(n - n[-1]),
+    }
+)
+"""Share of the device that is the n-th, from 1, up to a factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionParameters:
-    """How training samples are spread over the devices.
+    """How training samples are spread over the devices; `DataParameters` says what the values mean."""
 
-    Attributes:
-        rule: "iid", "dirichlet", "writer" or "shards".
-        beta: concentration of the Dirichlet distribution, > 0; the smaller, the more the devices differ.
-        least: every device gets at least this many samples ("dirichlet"), ≥ 1.
-        shards: shards per device ("shards"), ≥ 1.
-    """
-
-    rule: Rule = "iid"
+    rule: str = "iid"
     beta: float = 1.0
+    cluster_beta: float | None = None
     least: int = 2
     shards: int = 2
+    classes_per_device: int = 2
+    sizes: str | tuple[int, ...] = "equal"
+    distribution: tuple[tuple[float, ...], ...] = ()
+    writers_per_device: int = 1
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            raise InputError(unknown_name("data.partition", self.rule, get_args(Rule)))
+        validation.check_text("data.partition", self.rule)
         validation.check_number("data.beta", self.beta, above=0)
-        validation.check_whole("data.least", self.least, least=1)
-        validation.check_whole("data.shards", self.shards, least=1)
+        if self.cluster_beta is not None:
+            validation.check_number("data.cluster_beta", self.cluster_beta, above=0)
+        for key in ("least", "shards", "classes_per_device", "writers_per_device"):
+            validation.check_whole(f"data.{key}", getattr(self, key), least=1)
+        if isinstance(self.sizes, str):
+            if self.sizes not in SIZES:
+                raise InputError(unknown_name("data.sizes", self.sizes, SIZES))
+        else:
+            for place, size in enumerate(validation.check_list("data.sizes", self.sizes)):
+                validation.check_whole(f"data.sizes[{place}]", size, least=1)
+        for place, row in enumerate(validation.check_list("data.distribution", self.distribution)):
+            shares = validation.check_list(f"data.distribution[{place}]", row)
+            validation.check_floats(f"data.distribution[{place}]", cast(ArrayLike, shares), least=0)
+
+
+Rule: TypeAlias = Callable[[DataSet, IntArray, PartitionParameters, np.random.Generator], Sequence[IntArray]]
+"""(data, cluster of each device, parameters, generator) → the training samples of each device, by index."""
 
 
 def partition(
-    data: DataSet, devices: int, parameters: PartitionParameters, seed: int
+    data: DataSet,
+    cluster: IntArray,
+    parameters: PartitionParameters,
+    seed: int,
+    code: CodePolicy = BUILT_IN_ONLY,
 ) -> tuple[DataSet, list[IntArray]]:
     """Spreads a data set's training samples over devices.
+
+    Args:
+        data: the data set.
+        cluster: of each device.
+        parameters: by which rule.
+        seed: the experiment's.
+        code: whether a user-defined rule may be loaded.
 
     Returns:
         The data set, and for each device the ascending indices of its training samples. By writer, the data
         set holds only the drawn writers, also for testing.
     """
-    samples = len(data.train_targets)
-    each = parameters.least if parameters.rule == "dirichlet" else 1
+    rule, devices, samples = find_rule(parameters.rule, code), cluster.size, len(data.train_targets)
+    each = parameters.least if parameters.rule in ("dirichlet", "sizes") else 1
     if devices < 1 or samples < devices * each:
         reason = "" if each == 1 else f", as each needs {each} (data.least)"
         raise InputError(
@@ -67,46 +107,97 @@ def partition(
         )
     draw = make_generator(seed, "partition")
     if parameters.rule == "writer":
-        return partition_by_writer(data, devices, draw)
-    if parameters.rule == "iid":
-        return data, partition_iid(samples, devices, draw)
-    labels = _read_labels(data)
-    if labels is None:
-        raise InputError(
-            f"data.partition: {parameters.rule!r} needs class labels, which {data.name!r} does not have"
-        )
-    if parameters.rule == "shards":
-        return data, partition_by_shards(labels, devices, parameters.shards, draw)
-    return data, partition_dirichlet(labels, devices, parameters.beta, parameters.least, draw)
+        data = _draw_writers(data, devices * parameters.writers_per_device, draw)
+    what = f"partition {parameters.rule!r}"
+    return data, _check_parts(what, call_part(what, rule, data, cluster, parameters, draw), data, devices)
 
 
-def partition_iid(samples: int, devices: int, draw: np.random.Generator) -> list[IntArray]:
+def find_rule(name: str, code: CodePolicy = BUILT_IN_ONLY) -> Rule:
+    """The rule called `name`: built in, an entry point `cfel.partition`, or "module:function"."""
+    takes = ("data", "cluster", "parameters", "generator")
+    rule: Rule = resolve("partition", name, RULES, takes, code=code)
+    return rule
+
+
+def _check_parts(what: str, parts: Sequence[IntArray], data: DataSet, devices: int) -> list[IntArray]:
+    """The parts in ascending order, if every device has samples, and no sample is on two devices."""
+    if len(parts) != devices:
+        raise InputError(f"{what}: returned {len(parts)} arrays for {devices} devices")
+    samples = len(data.train_targets)
+    found = [np.sort(np.asarray(part)) for part in parts]
+    for device, part in enumerate(found):
+        if part.ndim != 1 or part.size == 0 or part.dtype.kind not in "iu":
+            given = "no sample" if part.size == 0 else f"{part.dtype} of shape {part.shape}"
+            raise InputError(f"{what}: device {device} must get indices of samples, gets {given}")
+        if part[0] < 0 or part[-1] >= samples:
+            odd = part[0] if part[0] < 0 else part[-1]
+            raise InputError(f"{what}: device {device} gets sample {odd}, {data.name!r} has {samples}")
+    holders = np.bincount(np.concatenate(found), minlength=samples)
+    if holders.max() > 1:
+        raise InputError(f"{what}: sample {int(np.argmax(holders > 1))} is given more than once")
+    return [part.astype(np.int64) for part in found]
+
+
+def partition_iid(
+    data: DataSet, cluster: IntArray, _: PartitionParameters, draw: np.random.Generator
+) -> list[IntArray]:
     """Splits shuffled samples; sizes differ by at most one."""
-    return [np.sort(part) for part in np.array_split(draw.permutation(samples), devices)]
+    return np.array_split(draw.permutation(len(data.train_targets)), cluster.size)
 
 
 def partition_dirichlet(
-    labels: IntArray, devices: int, beta: float, least: int, draw: np.random.Generator
+    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
 ) -> list[IntArray]:
     """Splits each class over the devices in shares drawn from Dirichlet(β, …, β).
 
-    Devices with fewer than `least` samples then get random spare samples of the others. Drawing again until
-    all devices are large enough, as is often done, may never end.
+    With `cluster_beta`, each class is split over the clusters and then within each cluster. Devices with
+    fewer than `least` samples then get random spare samples of the others. Drawing again until all devices
+    are large enough, as is often done, may never end.
     """
+    labels, devices = _require_labels(data, "dirichlet"), cluster.size
     # One owner per sample, whatever the number of devices: lists per device would be slow for ten thousand.
     owner = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         own = draw.permutation(np.flatnonzero(labels == label))
-        cuts = np.rint(np.cumsum(_draw_shares(devices, beta, draw))[:-1] * own.size).astype(np.int64)
+        if parameters.cluster_beta is None:
+            shares = _draw_shares(parameters.beta, devices, draw)
+        else:
+            shares = _draw_clustered_shares(cluster, parameters.cluster_beta, parameters.beta, draw)
+        cuts = np.rint(np.cumsum(shares)[:-1] * own.size).astype(np.int64)
         owner[own] = np.searchsorted(cuts, np.arange(own.size), side="right")
-    _top_up(owner, devices, least, draw)
+    _top_up(owner, devices, parameters.least, draw)
+    return _group_by_owner(owner, devices)
+
+
+def partition_by_classes(
+    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
+) -> list[IntArray]:
+    """Gives each device `classes_per_device` classes, and splits each class evenly over its devices."""
+    labels, devices, wanted = _require_labels(data, "classes"), cluster.size, parameters.classes_per_device
+    classes = np.unique(labels)
+    if not classes.size / devices <= wanted <= classes.size:
+        raise InputError(
+            f"data.classes_per_device = {wanted}: with {devices} devices and {classes.size} classes, must be "
+            f"from {-(-classes.size // devices)}, so that every class is on some device, to {classes.size}"
+        )
+    held, holding = np.zeros((devices, classes.size), dtype=bool), np.zeros(classes.size)
+    for device in range(devices):
+        # Those that the fewest devices hold so far, in random order among equals.
+        order = np.lexsort((draw.random(classes.size), holding))
+        held[device, order[:wanted]] = True
+        holding[order[:wanted]] += 1
+    owner = np.empty(len(labels), dtype=np.int64)
+    for place, label in enumerate(classes):
+        own, holders = draw.permutation(np.flatnonzero(labels == label)), np.flatnonzero(held[:, place])
+        owner[own] = holders[np.arange(own.size) * holders.size // own.size]
     return _group_by_owner(owner, devices)
 
 
 def partition_by_shards(
-    labels: IntArray, devices: int, shards: int, draw: np.random.Generator
+    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
 ) -> list[IntArray]:
     """Cuts the samples, sorted by label, into devices × shards pieces, and gives each device `shards`."""
+    labels, devices, shards = _require_labels(data, "shards"), cluster.size, parameters.shards
     if len(labels) < devices * shards:
         raise InputError(f"partition: {len(labels)} samples are too few for {devices} × {shards} shards")
     order = draw.permutation(len(labels))
@@ -114,23 +205,111 @@ def partition_by_shards(
     pieces = np.array_split(order, devices * shards)
     # Random shards, as neighbouring ones hold the same class.
     dealt = draw.permutation(devices * shards).reshape(devices, shards)
-    return [np.sort(np.concatenate([pieces[i] for i in row])) for row in dealt]
+    return [np.concatenate([pieces[i] for i in row]) for row in dealt]
+
+
+def partition_by_sizes(
+    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
+) -> list[IntArray]:
+    """Splits shuffled samples by given numbers, or in shares that grow with the device's number."""
+    samples, devices, sizes = len(data.train_targets), cluster.size, parameters.sizes
+    if isinstance(sizes, str):
+        ends = np.cumsum(SIZES[sizes](np.arange(1.0, devices + 1)))
+        spare = samples - devices * parameters.least
+        counts = parameters.least + np.diff(np.rint(ends / ends[-1] * spare), prepend=0).astype(np.int64)
+    else:
+        counts = np.asarray(sizes, dtype=np.int64)
+        if counts.size != devices or counts.sum() > samples:
+            raise InputError(
+                f"data.sizes: {counts.size} numbers with the sum {counts.sum()}; must be one for each of "
+                f"{devices} devices, with a sum of at most {samples}"
+            )
+    return np.split(draw.permutation(samples)[: counts.sum()], np.cumsum(counts)[:-1])
+
+
+def partition_by_distribution(
+    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
+) -> list[IntArray]:
+    """Gives all devices about equally many samples, as many as there are, in the mixtures asked for."""
+    labels, devices = _require_labels(data, "distribution"), cluster.size
+    mixture = _read_mixture(parameters.distribution, cluster, data.classes)
+    there = np.bincount(labels, minlength=data.classes)
+    asked = mixture.sum(0)
+    # The class that is used up first decides how many samples a device gets.
+    each = float((there[asked > 0] / asked[asked > 0]).min())
+    # Rounding must not lose a whole sample to the last bit of a share.
+    counts = np.floor(mixture * each + 1e-9).astype(np.int64)
+    owner = np.full(len(labels), devices, dtype=np.int64)
+    for label in range(data.classes):
+        own = draw.permutation(np.flatnonzero(labels == label))
+        owner[own[: counts[:, label].sum()]] = np.repeat(np.arange(devices), counts[:, label])
+    return _group_by_owner(owner, devices + 1)[:devices]
 
 
 def partition_by_writer(
-    data: DataSet, devices: int, draw: np.random.Generator
-) -> tuple[DataSet, list[IntArray]]:
-    """Gives each device all samples of one writer; writers are drawn without replacement."""
+    data: DataSet, cluster: IntArray, _: PartitionParameters, __: np.random.Generator
+) -> list[IntArray]:
+    """Deals the writers to the devices in turn."""
+    rank = np.unique(_require_writers(data), return_inverse=True)[1]
+    return _group_by_owner(rank % cluster.size, cluster.size)
+
+
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "iid": partition_iid,
+        "dirichlet": partition_dirichlet,
+        "classes": partition_by_classes,
+        "shards": partition_by_shards,
+        "sizes": partition_by_sizes,
+        "distribution": partition_by_distribution,
+        "writer": partition_by_writer,
+    }
+)
+
+
+def _draw_writers(data: DataSet, count: int, draw: np.random.Generator) -> DataSet:
+    """The data set with only some writers, drawn without replacement."""
+    writers = _require_writers(data)
+    assert data.test_writers is not None  # noqa: S101 — checked above
+    # A writer without test samples would not be represented in the test set, unless others wrote all of it.
+    both = np.intersect1d(writers, data.test_writers)
+    known = both if both.size else np.unique(writers)
+    if known.size < count:
+        raise InputError(f"partition: {data.name!r} has {known.size} writers, {count} are needed")
+    drawn = np.sort(draw.choice(known, count, replace=False))
+    return data.select_writers(drawn, of_tests=both.size > 0)
+
+
+def _require_writers(data: DataSet) -> IntArray:
     if data.train_writers is None or data.test_writers is None:
         raise InputError(f"data.partition: {data.name!r} names no writers, so it cannot be split by writer")
-    # A writer without test samples would not be represented in the test set.
-    writers = np.intersect1d(data.train_writers, data.test_writers)
-    if writers.size < devices:
-        raise InputError(f"partition: {data.name!r} has {writers.size} writers for {devices} devices")
-    drawn = np.sort(draw.choice(writers, devices, replace=False))
-    restricted = data.select_writers(drawn)
-    assert restricted.train_writers is not None  # noqa: S101 — checked above
-    return restricted, _group_by_owner(np.searchsorted(drawn, restricted.train_writers), devices)
+    return data.train_writers
+
+
+def _require_labels(data: DataSet, rule: str) -> IntArray:
+    labels = _read_labels(data)
+    if labels is None:
+        raise InputError(f"data.partition: {rule!r} needs class labels, which {data.name!r} does not have")
+    return labels
+
+
+def _read_mixture(rows: Sequence[Sequence[float]], cluster: IntArray, classes: int) -> FloatArray:
+    """Shares of classes per device, from rows per device or per cluster; each row sums to 1."""
+    devices, clusters = cluster.size, int(cluster.max()) + 1
+    if len(rows) not in (devices, clusters):
+        raise InputError(
+            f"data.distribution: has {len(rows)} rows; must have one for each of {devices} devices, or for "
+            f"each of {clusters} clusters"
+        )
+    for place, row in enumerate(rows):
+        if len(row) != classes or not sum(row) > 0:
+            raise InputError(
+                f"data.distribution[{place}] = {list(row)}: must be {classes} shares, one per class, and not "
+                "all zero"
+            )
+    table = np.asarray(rows, dtype=np.float64)
+    table = table / table.sum(1, keepdims=True)
+    return table if len(rows) == devices else np.asarray(table[cluster])
 
 
 def _read_labels(data: DataSet) -> IntArray | None:
@@ -141,13 +320,25 @@ def _read_labels(data: DataSet) -> IntArray | None:
     return np.asarray(targets.numpy(), dtype=np.int64)
 
 
-def _draw_shares(devices: int, beta: float, draw: np.random.Generator) -> FloatArray:
-    """Draws Dirichlet shares, by normalising gamma variates."""
-    gammas = draw.standard_gamma(beta, devices)
-    # For tiny β all of them can underflow to 0. In the limit one device gets everything.
+def _draw_shares(beta: float | FloatArray, count: int, draw: np.random.Generator) -> FloatArray:
+    """Draws Dirichlet shares, by normalising gamma variates; one concentration for all, or one each."""
+    gammas = draw.standard_gamma(beta, count)
+    # For tiny β all of them can underflow to 0. In the limit one gets everything.
     if gammas.sum() == 0:
-        gammas[draw.integers(devices)] = 1.0
+        gammas[draw.integers(count)] = 1.0
     return np.asarray(gammas / gammas.sum())
+
+
+def _draw_clustered_shares(
+    cluster: IntArray, between: float, within: float, draw: np.random.Generator
+) -> FloatArray:
+    """Draws shares of clusters, on average by their size, and shares of the devices within each."""
+    sizes = np.bincount(cluster)
+    among = _draw_shares(between * sizes / sizes.mean(), sizes.size, draw)
+    shares = np.empty(cluster.size)
+    for number, size in enumerate(sizes.tolist()):
+        shares[cluster == number] = among[number] * _draw_shares(within, size, draw)
+    return shares
 
 
 def _top_up(owner: IntArray, devices: int, least: int, draw: np.random.Generator) -> None:

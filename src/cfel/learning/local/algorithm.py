@@ -4,6 +4,7 @@ The loop in `training` chooses iterations, loads batches, computes gradients and
 G² from them. An algorithm changes what happens in between:
 
     begin(run)                          once, before the first step
+    choose(run, losses)                 before every step: positions of the samples to use, from their losses
     change_gradient(run, gradient)      before every step: adds terms to the gradient, in place
     step(x, gradient, memory, rate)     every step: changes the parameters, in place
     end(run)                            once, after the last step
@@ -123,13 +124,13 @@ class LocalAlgorithm:
             `local.momentum_state = "reset"` they start at zero in every edge round.
         lasting: names of vectors that are kept from edge round to edge round in any case.
         counters: names of single numbers that the optimiser remembers, like `memory`.
-        begin, change_gradient, end, sent: see the top of the module; None for nothing.
+        begin, choose, change_gradient, end, sent: see the top of the module; None for nothing.
         edge: what edge servers do with the mean of the updates; None for adding it to their model.
         step_parts: the same as `step`, on lists of tensors; saves a copy where nothing else needs a vector.
         options: names of the entries of `[local.options]` that it reads.
         personal_model: which of `lasting` is a whole model that the device keeps for itself, zero before its
             first order; None without one.
-        gradients: how many gradients a step computes, as time and energy are charged.
+        gradients: how many gradients a step computes, as time and energy are charged; may be a part of one.
         train: a loop of its own, instead of all others. Devices are then trained one after another, in one
             process.
     """
@@ -139,6 +140,7 @@ class LocalAlgorithm:
     lasting: tuple[str, ...] = ()
     counters: tuple[str, ...] = ()
     begin: Callable[[LocalRun], None] | None = None
+    choose: Callable[[LocalRun, Tensor], Tensor] | None = None
     change_gradient: Callable[[LocalRun, Tensor], None] | None = None
     end: Callable[[LocalRun], None] | None = None
     sent: Callable[[LocalRun, Tensor], None] | None = None
@@ -146,7 +148,7 @@ class LocalAlgorithm:
     step_parts: PartsStep | None = None
     options: tuple[str, ...] = ()
     personal_model: str | None = None
-    gradients: int = 1
+    gradients: float = 1
     train: Callable[[WholeRun], WholeResult] | None = None
 
     def __post_init__(self) -> None:

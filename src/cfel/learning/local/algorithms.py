@@ -8,16 +8,19 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.sgd import sgd as torch_sgd
 
+from cfel import validation
 from cfel.errors import InputError, unknown_name
 from cfel.learning.edge_rule import EdgeRound, EdgeRule
 from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.flat import Tensors
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, check_result, resolve
+from cfel.system.batch_shares import FORWARD_SHARE
 
 
 def sgd(local: LocalParameters) -> LocalAlgorithm:
@@ -297,7 +300,45 @@ def shared_momentum(local: LocalParameters) -> LocalAlgorithm:
             memory["mean_momentum"].copy_(found.update).div_(-found.rate * found.mean_steps)
         return found.update
 
-    return replace(sgd(local), begin=begin, edge=EdgeRule(change, memory=("mean_momentum",)))
+    rule = EdgeRule(change, memory=("mean_momentum",), any_aggregate=True)
+    return replace(sgd(local), begin=begin, edge=rule)
+
+
+def fedbalancer(local: LocalParameters) -> LocalAlgorithm:
+    """SGD on a part of every batch: mostly the samples with the largest losses, and some of the others.
+
+    Options: `share` of a batch that is trained on, ½ by default, at least two samples; `hard`, the part of
+    these that have the largest losses, ¾ by default; the rest is drawn from the others; `shared`, whether
+    momentum is that of `shared_momentum`, false by default. Time and energy are charged for finding the
+    losses, a third of a step, and for training on the part, so that a share above ⅔ saves nothing. σ² and G²
+    are estimated from the samples used, so they are those of hard samples.
+
+    Shin, Li, Liu, Lee: FedBalancer: data and pace control for efficient federated learning on heterogeneous
+    clients, MobiSys 2022. Kept: samples are selected by their losses, hard ones first, with some easy ones
+    among them. Not kept: the paper remembers the losses of all samples from earlier rounds, raises a loss
+    threshold in the course of the run, and adapts the deadline of a round; here losses are those of the
+    present model, and shares are fixed, so that what a step costs is known to plans.
+    """
+    share = local.read_option("share", 0.5, above=0, most=1)
+    hard = local.read_option("hard", 0.75, least=0, most=1)
+    shared = validation.check_switch("local.options.shared", local.options.get("shared", False))
+
+    def choose(run: LocalRun, losses: Tensor) -> Tensor:
+        wanted = min(len(losses), max(2, round(share * len(losses))))
+        hardest = round(hard * wanted)
+        draw = run.draw("samples")
+        ranked = losses.argsort(descending=True, stable=True).cpu()
+        rest = hardest + draw.permutation(len(losses) - hardest)[: wanted - hardest]
+        # In random order: estimates compare the two halves.
+        chosen = draw.permutation(np.concatenate([np.arange(hardest), rest]))
+        return ranked[torch.from_numpy(chosen)].to(losses.device)
+
+    return replace(
+        shared_momentum(local) if shared else sgd(local),
+        choose=choose,
+        options=("share", "hard", "shared"),
+        gradients=FORWARD_SHARE + share,
+    )
 
 
 AlgorithmBuilder: TypeAlias = Callable[[LocalParameters], LocalAlgorithm]
@@ -313,6 +354,7 @@ ALGORITHMS: Mapping[str, AlgorithmBuilder] = MappingProxyType(
         "fednova": fednova,
         "ditto": ditto,
         "shared_momentum": shared_momentum,
+        "fedbalancer": fedbalancer,
     }
 )
 
@@ -347,6 +389,7 @@ def _check_functions(what: str, algorithm: LocalAlgorithm) -> None:
         ("step", algorithm.step, ("x", "gradient", "memory", "rate")),
         ("train", algorithm.train, ("run",)),
         ("begin", algorithm.begin, ("run",)),
+        ("choose", algorithm.choose, ("run", "losses")),
         ("change_gradient", algorithm.change_gradient, ("run", "gradient")),
         ("end", algorithm.end, ("run",)),
         ("sent", algorithm.sent, ("run", "update")),

@@ -20,7 +20,7 @@ from cfel.arrays import BoolArray, IntArray
 from cfel.errors import CfelError, DivergedError, InputError
 from cfel.learning.compressors import compressor, decode
 from cfel.learning.device import LocalResult, device_update, finish_update
-from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState, Order
 from cfel.learning.local.estimates import Estimates, estimate_from_halves, scale_noise
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.local.training import choose_iterations, count_samples, draw_batches
@@ -95,6 +95,8 @@ def _find_restriction(workspace: Workspace) -> str | None:
     """Why these settings and this model train one device at a time; None if they need not."""
     if workspace.local.algorithm != "sgd":
         return f"the algorithm {workspace.local.algorithm!r} trains one device at a time"
+    if workspace.local.steps == "last_layers":
+        return "devices that train other layers train one at a time"
     if workspace.local.precision != "float32":
         return f"local.precision = {workspace.local.precision!r} is for one device at a time"
     if workspace.flat.buffers.numel():
@@ -320,7 +322,7 @@ def find_obstacle(
     restriction = _find_restriction(workspace)
     if restriction is not None:
         return restriction
-    orders = [DeviceOrder(0, 0, 0, number, 1.0, 1.0, 2, model) for number in range(2)]
+    orders = [Order(0, 0, 0, number, 1.0, 1.0, 2, model) for number in range(2)]
     try:
         alone = [device_update(order, data, DeviceState(), workspace) for order in orders]
         together = _train_together(orders, data, workspace)

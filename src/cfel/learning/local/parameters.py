@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 from cfel import validation
 from cfel.errors import InputError, unknown_name
@@ -14,9 +14,20 @@ Schedule = Literal["constant", "linear", "cosine", "step"]
 ScheduleBy = Literal["rounds", "budget"]
 
 MomentumState = Literal["keep", "reset"]
-StepRule = Literal["bernoulli", "systematic", "whole", "small_batches"]
+StepRule = Literal["bernoulli", "systematic", "whole", "small_batches", "last_layers"]
 Estimator = Literal["reuse", "fresh"]
 Precision = Literal["float32", "bfloat16"]
+
+
+def lower_rate(schedule: str, final_rate: float, used: float) -> float:
+    """The share of a learning rate that is left when a share `used` of the run is over."""
+    match schedule:
+        case "linear":
+            return final_rate + (1 - final_rate) * (1 - used)
+        case "cosine":
+            return final_rate + (1 - final_rate) * (1 + math.cos(math.pi * used)) / 2
+        case _:
+            return 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +35,7 @@ class LocalParameters:
     """The experiment file's `[local]`: the steps of a device and its estimates.
 
     Attributes:
-        algorithm: "sgd", "adam", "adamw", "fedprox", "scaffold", "feddyn", "fednova", "ditto",
-            "shared_momentum", an entry point's name, or "module:function".
+        algorithm: a built-in one, an entry point's name, or "module:function".
         options: settings of this algorithm.
         learning_rate: η > 0.
         schedule: how the learning rate changes in the course of the run: "constant", "linear", "cosine" or
@@ -43,7 +53,8 @@ class LocalParameters:
         clip_gradient: a longer gradient is scaled down to this Euclidean norm, > 0; None for no limit.
         steps: bernoulli (the paper) runs each iteration with probability ρ; systematic runs ⌊ρτ⌋ or ⌈ρτ⌉ of
             them, evenly spread, with the same mean; whole runs the whole number nearest to ρτ, evenly spread;
-            small_batches runs all of them, each on as many samples of its batch as cost a share ρ of it.
+            small_batches runs all of them, each on as many samples of its batch as cost a share ρ of it;
+            last_layers runs all of them, and trains as many of the last layers as cost a share ρ of all.
         step_overhead: share of the cost of a step that does not depend on its batch, in [0, 1); for
             small_batches.
         estimator: σ² and G² from the first step's two halves (reuse) or from extra batches (fresh).
@@ -112,32 +123,19 @@ class LocalParameters:
 
     def find_rate(self, used: float) -> float:
         """The share of the learning rate that the schedule leaves when a share `used` of the run is over."""
-        match self.schedule:
-            case "linear":
-                decayed = self.final_rate + (1 - self.final_rate) * (1 - used)
-            case "cosine":
-                decayed = self.final_rate + (1 - self.final_rate) * (1 + math.cos(math.pi * used)) / 2
-            case "step":
-                decayed = math.prod(self.decay_factor for share in self.decay_at if used >= share)
-            case _:
-                decayed = 1.0
+        if self.schedule == "step":
+            decayed = math.prod(self.decay_factor for share in self.decay_at if used >= share)
+        else:
+            decayed = lower_rate(self.schedule, self.final_rate, used)
         if used >= self.warmup:
             return decayed
         # From a tenth and not from zero, as the first round would then learn nothing.
         return decayed * (0.1 + (1 - 0.1) * used / self.warmup)
 
-    def read_option(
-        self,
-        name: str,
-        default: float,
-        *,
-        above: float | None = None,
-        least: float | None = None,
-        below: float | None = None,
-    ) -> float:
+    def read_option(self, name: str, default: float, **limits: Unpack[validation.Limits]) -> float:
         """A number of `[local.options]`, or the default; an `InputError` if it is out of range."""
         value = self.options.get(name, default)
-        return validation.check_number(f"local.options.{name}", value, above=above, least=least, below=below)
+        return validation.check_number(f"local.options.{name}", value, **limits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ from cfel.learning.local.estimates import (
 )
 from cfel.learning.local.parameters import LocalParameters, StepRule, TrainingParameters
 from cfel.learning.local.workspace import Workspace
-from cfel.learning.models.flat import Slot, Tensors
+from cfel.learning.models.flat import FlatModule, Slot, Tensors
 from cfel.learning.task import DeviceData
-from cfel.system.batch_shares import BatchShares
+from cfel.system.batch_shares import LAYER_SHARES, BatchShares
 
 # Draws. All τ uniforms and τ batches are drawn, used or not: two schemes that run the same iteration see the
 # same batch. A skipped iteration changes neither the model nor what the device remembers.
@@ -41,7 +41,7 @@ from cfel.system.batch_shares import BatchShares
 def choose_iterations(rule: StepRule, rho: float, tau: int, draw: np.random.Generator) -> BoolArray:
     """Chooses which of the τ iterations to run, by `LocalParameters.steps`; every rule draws τ uniforms."""
     uniforms = draw.random(tau)
-    if rule == "small_batches":
+    if rule in ("small_batches", "last_layers"):
         return np.full(tau, rho > 0)
     if rule == "bernoulli":
         return np.asarray(uniforms < rho)
@@ -60,6 +60,22 @@ def count_samples(training: TrainingParameters, rho: float, samples: int) -> int
     if local.steps != "small_batches":
         return size
     return min(size, BatchShares(training.batch, local.step_overhead).count_samples(rho))
+
+
+def find_trained(local: LocalParameters, rho: float, flat: FlatModule) -> list[int]:
+    """Which of `flat.leaves` a device trains: all, or those of the last layers that ρ pays for.
+
+    A layer is a matrix or kernel with the vectors behind it, in the order in which the model defines them;
+    that is taken to be the order in which data pass through them.
+    """
+    everything = list(range(len(flat.leaves)))
+    if local.steps != "last_layers":
+        return everything
+    places = {id(leaf): place for place, leaf in enumerate(flat.leaves)}
+    defined = [places[id(each)] for each in flat.module.parameters() if id(each) in places]
+    begins = [number for number, place in enumerate(defined) if flat.leaves[place].dim() > 1]
+    count = max(1, round(float(LAYER_SHARES.find_part(rho)) * len(begins)))
+    return everything if count >= len(begins) else sorted(defined[begins[-count] :])
 
 
 def draw_batches(samples: int, batch: int, count: int, draw: np.random.Generator) -> IntArray:
@@ -95,8 +111,9 @@ def train(
         return *_train_whole(order, int(taken.sum()), workspace), _open_run(order, memory, workspace)
     batches = draw_batches(data.samples, workspace.training.batch, order.tau, order.stream("batches"))
     batches = batches[:, : count_samples(workspace.training, order.rho, data.samples)]
-    run = _open_run(order, memory, workspace)
-    take_step = _make_step(run, memory, workspace)
+    run, trained = _open_run(order, memory, workspace), find_trained(local, order.rho, flat)
+    take_step = _make_step(run, memory, workspace, trained)
+    leaves = [flat.leaves[place] for place in trained]
     estimates: Estimates | None = None
     losses: list[float] = []
     iterations = np.flatnonzero(taken).tolist()
@@ -105,7 +122,11 @@ def train(
     if algorithm.begin is not None:
         algorithm.begin(run)
     for iteration, (inputs, targets) in zip(iterations, loaded, strict=True):
-        run.iteration, run.batch = iteration, (inputs, targets)
+        run.iteration = iteration
+        if algorithm.choose is not None:
+            places = _choose_samples(run, algorithm.choose, (inputs, targets), order, workspace)
+            inputs, targets = inputs[places], targets[places]
+        run.batch = inputs, targets
         # A batch of one sample has no halves to compare.
         estimating = not losses and local.estimator == "reuse" and len(targets) > 1
         halves = len(targets) // 2 >= flat.behaviour.least_batch
@@ -119,8 +140,10 @@ def train(
                 estimates = scale_noise(
                     found, used=len(targets), batch=workspace.training.batch, samples=data.samples
                 )
+                # Estimates are of the whole gradient, also where only a part of it is used.
+                gradient = [gradient[place] for place in trained]
             else:
-                gradient, loss = workspace.compute_gradient(inputs, targets)
+                gradient, loss = workspace.compute_gradient(inputs, targets, leaves)
         if local.clip_gradient is not None:
             _clip_gradient(gradient, local.clip_gradient)
         take_step(gradient)
@@ -129,6 +152,21 @@ def train(
     if algorithm.end is not None:
         algorithm.end(run)
     return estimates, losses, run
+
+
+def _choose_samples(
+    run: LocalRun,
+    choose: Callable[[LocalRun, Tensor], Tensor],
+    batch: tuple[Tensor, Tensor],
+    order: DeviceOrder,
+    workspace: Workspace,
+) -> Tensor:
+    """The samples of a batch that its algorithm chooses by their losses at the present model."""
+    statistics = workspace.flat.buffers.clone()
+    with torch.no_grad(), workspace.seed_model(partial(order.key, "model that chooses", run.iteration)):
+        losses = workspace.task.loss(workspace.run_model(batch[0]), batch[1])
+    workspace.flat.buffers.copy_(statistics)
+    return choose(run, losses)
 
 
 def _open_run(order: DeviceOrder, memory: Tensors, workspace: Workspace) -> LocalRun:
@@ -161,14 +199,21 @@ def _open_run(order: DeviceOrder, memory: Tensors, workspace: Workspace) -> Loca
     return run
 
 
-def _make_step(run: LocalRun, memory: Tensors, workspace: Workspace) -> Callable[[list[Tensor]], None]:
-    """The function that hands a gradient to the algorithm; the step itself sees the personal part, too."""
+def _make_step(
+    run: LocalRun, memory: Tensors, workspace: Workspace, trained: Sequence[int]
+) -> Callable[[list[Tensor]], None]:
+    """The function that hands a gradient, of the leaves `trained`, to the algorithm.
+
+    The step itself sees the personal part, too.
+    """
     algorithm, flat = workspace.algorithm, workspace.flat
     if algorithm.step_parts is not None and algorithm.change_gradient is None:
         step_parts = algorithm.step_parts
         vectors = algorithm.memory + algorithm.lasting
-        parts = {name: flat.views(memory[name]) for name in vectors}
-        return lambda gradient: step_parts(flat.leaves, gradient, parts, run.rate)
+        leaves = [flat.leaves[place] for place in trained]
+        views = {name: flat.views(memory[name]) for name in vectors}
+        parts = {name: [each[place] for place in trained] for name, each in views.items()}
+        return lambda gradient: step_parts(leaves, gradient, parts, run.rate)
 
     step = algorithm.step
     assert step is not None  # noqa: S101 — algorithms without it have a loop of their own

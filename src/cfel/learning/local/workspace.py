@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cfel.arrays import IntArray
 from cfel.errors import InputError
-from cfel.learning.compressors import Compressor
+from cfel.learning.compressors import Compressor, fit_compressor
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import PARAMETERS, STATISTICS
@@ -44,9 +44,10 @@ class Workspace:
         self.algorithm = find_algorithm(training)
         kept = self.algorithm.list_kept(keep=self.local.momentum_state == "keep")
         self.kept_names = (*kept, PARAMETERS, STATISTICS)
-        self.compress = compress
         self.device = choose_device(device)
         self.flat = task.build(self.device)
+        shared = self.flat.parameter_slots[: self.flat.shared.leaves]
+        self.compress = fit_compressor(compress, [slot.shape for slot in shared])
         if self.algorithm.personal_model is not None and self.flat.shared.leaves < len(self.flat.leaves):
             raise InputError(
                 f"local.algorithm = {self.local.algorithm!r}: keeps a whole model on each device; leave out "
@@ -103,10 +104,12 @@ class Workspace:
         # Losses and metrics get float32, as without autocast.
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
 
-    def compute_gradient(self, inputs: Tensor, targets: Tensor) -> tuple[list[Tensor], float]:
-        """Computes the gradient of a batch's mean loss, one tensor per parameter, and the loss."""
+    def compute_gradient(
+        self, inputs: Tensor, targets: Tensor, leaves: Sequence[Tensor] = ()
+    ) -> tuple[list[Tensor], float]:
+        """Computes the gradient of a batch's mean loss by some or all parameters, and the loss."""
         loss = self.task.loss(self.run_model(inputs), targets).mean()
-        gradient = torch.autograd.grad(loss, self.flat.leaves, materialize_grads=True)
+        gradient = torch.autograd.grad(loss, leaves or self.flat.leaves, materialize_grads=True)
         return [part.to_dense() if part.is_sparse else part for part in gradient], float(loss.detach())
 
     def load_batches(

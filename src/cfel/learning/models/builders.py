@@ -1,9 +1,9 @@
 """The models that come with cfel, each a builder `(input_shape, classes) -> module`.
 
-Each module maps a float32 batch to scores, and converts the batch to the memory format that is fastest for
-it. Weights have torch's usual initialisation; `task.initial_model` seeds the generator. Nothing here knows
-about data, loss or training. User-defined models are added by entry point (`cfel.model`) or as
-"module:function".
+Each module maps a batch, float32 or codes of text, to scores, and converts images to the memory format that
+is fastest for it. Weights have torch's usual initialisation; `task.initial_model` seeds the generator.
+Nothing here knows about data, loss or training. User-defined models are added by entry point (`cfel.model`)
+or as "module:function".
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812 — the name every torch reader kn
 from torch import Tensor, nn
 
 from cfel.errors import InputError
+from cfel.learning.data.text import VOCABULARY
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
 
 ModelBuilder: TypeAlias = Callable[[tuple[int, ...], int], nn.Module]
@@ -143,8 +144,63 @@ def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     return Perceptron(int(torch.Size(input_shape).numel()), classes)
 
 
+class Recurrent(nn.Module):
+    """Embeddings of 16 numbers, a GRU of 128 units, and scores from its last state."""
+
+    def __init__(self, codes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(codes, 16)
+        self.recurrent = nn.GRU(16, 128, batch_first=True)
+        self.dense = nn.Linear(128, codes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch."""
+        states, _ = self.recurrent(self.embedding(x))
+        scores: Tensor = self.dense(states[:, -1])
+        return scores
+
+
+class WordAverage(nn.Module):
+    """The mean of the words' embeddings of 32 numbers, and a dense layer."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 32)
+        self.dense = nn.Linear(32, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of a batch; the code 0 is no word."""
+        words = (x != 0).float()[:, :, None]
+        scores: Tensor = self.dense((self.embedding(x) * words).sum(1) / words.sum(1).clamp(min=1))
+        return scores
+
+
+def _check_text_shape(model: str, input_shape: tuple[int, ...]) -> None:
+    if len(input_shape) != 1:
+        raise InputError(f"model {model!r}: inputs must be codes of text, got shape {input_shape}")
+
+
+def gru(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A recurrent network that predicts the next character or word; 93,184 parameters on Shakespeare."""
+    _check_text_shape("gru", input_shape)
+    return Recurrent(classes)
+
+
+def word_average(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A classifier of texts by the mean of word embeddings; 262,210 parameters on Sent140."""
+    _check_text_shape("word_average", input_shape)
+    return WordAverage(classes)
+
+
 BUILTIN: Mapping[str, ModelBuilder] = MappingProxyType(
-    {"resnet20": resnet20, "leaf_cnn": leaf_cnn, "small_cnn": small_cnn, "mlp": mlp}
+    {
+        "resnet20": resnet20,
+        "leaf_cnn": leaf_cnn,
+        "small_cnn": small_cnn,
+        "mlp": mlp,
+        "gru": gru,
+        "word_average": word_average,
+    }
 )
 
 

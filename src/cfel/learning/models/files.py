@@ -1,27 +1,102 @@
 """Models as files: safetensors to keep and load, ONNX for runtimes without torch.
 
 A safetensors file holds one tensor per parameter and buffer, trained or not, under its name in the module, so
-that it loads into the plain torch module with `load_state_dict(strict=False)`. Nothing is pickled. An ONNX
-file, which needs the extra `cfel[onnx]`, is the network in evaluation mode: scaled inputs (any number of
+that it loads into the plain torch module with `load_state_dict(strict=False)`. Its metadata says what goes
+into the module and what comes out (`ModelForm`), so that the file is enough to use it. Nothing is pickled. An
+ONNX file, which needs the extra `cfel[onnx]`, is the network in evaluation mode: scaled inputs (any number of
 samples) in, scores out; it is only written, not read. Checkpoints of a run are in `runlog`.
 """
 
+import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
+from cfel import validation
 from cfel.durable import read_bytes, replacing
-from cfel.errors import InputError, StorageError
+from cfel.errors import InputError, StorageError, unknown_name
 from cfel.extras import MissingExtraError, install_command
+from cfel.learning.data.dataset import Normalisation, scale_inputs
 from cfel.learning.models.flat import FlatModel, FlatModule, Slot
+from cfel.learning.task import Task, accuracy
+
+_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+_MOST_NUMBERS = 10**7
+"""In one sample, or classes: a picture of 1,800 × 1,800 pixels in three colours has as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelForm:
+    """How to build a model, what to feed it, and what it returns.
+
+    Attributes:
+        model: name of the builder; empty if the model belongs to a user-defined task.
+        input_shape: of one sample.
+        classes: number of classes, or of outputs.
+        dtype: of samples, in NumPy's words; "uint8" is scaled and normalised, others are used as they are.
+        normalisation: for uint8, or None.
+        labels: whether outputs are the scores of classes.
+    """
+
+    model: str
+    input_shape: tuple[int, ...]
+    classes: int
+    dtype: str
+    normalisation: Normalisation | None
+    labels: bool
+
+    def __post_init__(self) -> None:
+        # A file may be anybody's, and a builder takes as much memory as these say.
+        if self.dtype not in _DTYPES:
+            raise InputError(unknown_name("dtype", self.dtype, _DTYPES))
+        validation.check_whole("classes", self.classes, least=1, most=_MOST_NUMBERS)
+        for size in self.input_shape:
+            validation.check_whole("input_shape", size, least=1, most=_MOST_NUMBERS)
+        validation.check_whole("input_shape", math.prod(self.input_shape), least=1, most=_MOST_NUMBERS)
+
+    @classmethod
+    def describe(cls, task: Task, model: str) -> "ModelForm":
+        """The form of a task's model."""
+        data = task.data
+        dtype = str(data.train_inputs.dtype).removeprefix("torch.")
+        return cls(model, data.input_shape, data.classes, dtype, data.normalisation, task.metric is accuracy)
+
+    def scale(self, samples: Tensor) -> Tensor:
+        """Samples as the model takes them."""
+        return scale_inputs(samples, self.normalisation)
+
+
+_METADATA = "cfel"
+
+
+def read_model_file(path: Path) -> tuple[dict[str, Tensor], ModelForm | None]:
+    """All tensors of a safetensors file by name, and its form; None if it was not written with one.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        # Not the library's own reader of files, which would wait for a pipe.
+        content = read_bytes(path, max_bytes=None, follow_links=True)
+        tensors = load(content)
+        size = int.from_bytes(content[:8], "little")
+        given = json.loads(content[8 : 8 + size]).get("__metadata__", {}).get(_METADATA)
+        return tensors, None if given is None else msgspec.json.decode(given, type=ModelForm)
+    except StorageError as error:
+        raise InputError(str(error)) from error
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
 
 
 def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
@@ -40,11 +115,12 @@ def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
     return named | {name: each.clone() for name, each in flat.read_fixed().items()}
 
 
-def save_model(path: Path, model: FlatModel, flat: FlatModule) -> None:
+def save_model(path: Path, model: FlatModel, flat: FlatModule, form: ModelForm | None = None) -> None:
     """Writes a model to a safetensors file, which appears only when it is complete."""
+    metadata = {"format": "pt"} | ({} if form is None else {_METADATA: msgspec.json.encode(form).decode()})
     try:
         with replacing(path) as temporary:
-            save_file(named_tensors(model, flat), temporary, metadata={"format": "pt"})
+            save_file(named_tensors(model, flat), temporary, metadata=metadata)
     except StorageError as error:
         raise InputError(str(error)) from error
     except SafetensorError as error:
@@ -58,13 +134,7 @@ def load_model(path: Path, flat: FlatModule) -> FlatModel:
         path: the file.
         flat: a module of the task, for names and shapes; its values change to the file's.
     """
-    try:
-        # Not the library's own reader of files, which would wait for a pipe.
-        tensors = load(read_bytes(path, max_bytes=None, follow_links=True))
-    except StorageError as error:
-        raise InputError(str(error)) from error
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise InputError(f"{path}: cannot be read as safetensors: {error}") from error
+    tensors, _ = read_model_file(path)
     fixed = flat.read_fixed()
     known = {slot.name for slot in (*flat.parameter_slots, *flat.buffer_slots)} | fixed.keys()
     unknown = sorted(n for n, t in tensors.items() if n not in known and t.is_floating_point())

@@ -216,11 +216,35 @@ class FlatModule:
         parameters, buffers, _ = self.shared
         return FlatModel(self.parameters[:parameters].clone().cpu(), self.buffers[:buffers].clone().cpu())
 
+    def find_variances(self) -> Tensor:
+        """Per number of the shared statistics, whether it is a variance, by torch's name for it."""
+        found = torch.zeros(self.shared.buffers, dtype=torch.bool)
+        for slot in self.buffer_slots:
+            if slot.name.rpartition(".")[2] == "running_var":
+                found[slot.start : slot.stop] = True
+        return found
+
     def read_personal(self) -> dict[str, Tensor]:
         """Copies the present values of the personal part, to the CPU, by their names in a device's memory."""
         parameters, buffers, _ = self.shared
         own = {PARAMETERS: self.parameters[parameters:], STATISTICS: self.buffers[buffers:]}
         return {name: each.clone().cpu() for name, each in own.items() if each.numel()}
+
+    def find_hidden_matrices(self) -> tuple[Slot, ...]:
+        """The shared weight matrices and kernels; without embeddings and without the last layer's."""
+        tables = {
+            f"{name}.weight".lstrip(".")
+            for name, module in self.module.named_modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        }
+        known = {slot.name: slot for slot in self.parameter_slots if len(slot.shape) > 1}
+        in_order = [name for name, _ in self.module.named_parameters() if name in known]
+        hidden = {name for name in in_order[:-1] if name not in tables}
+        return tuple(
+            slot
+            for slot in self.parameter_slots
+            if slot.name in hidden and slot.stop <= self.shared.parameters
+        )
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Views of `vector` (d numbers), shaped and strided like `leaves`."""

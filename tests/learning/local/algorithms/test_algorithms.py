@@ -109,9 +109,12 @@ def test_clipping_bounds_a_step(run_round: Round) -> None:
     )
 
 
-@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"fedbalancer"}))
 def test_estimates_and_loss_come_from_the_plain_gradient(run_round: Round, name: str) -> None:
-    """Whatever the algorithm does, the first step's σ² and G² are SGD's: plans mean the same."""
+    """Whatever the algorithm does, the first step's σ² and G² are SGD's: plans mean the same.
+
+    Only `fedbalancer` uses other samples.
+    """
     momentum = 0.0 if name in ("scaffold", "fednova") else 0.9
     plain, _ = run_round("sgd", tau=1)
     report, _ = run_round(name, tau=1, clip_gradient=0.1, momentum=momentum)

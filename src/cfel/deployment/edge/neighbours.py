@@ -1,0 +1,211 @@
+"""Models of other edge servers: fetched for a gossip step, and kept until it is over.
+
+A model that has another size, is not finite or is absurd is not taken. Its sender is then left out of this
+gossip step (`coordinator.counting.mixing_rows`), and the others continue without it.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from cfel.deployment.coordinator.state import Position
+from cfel.deployment.health import PeerFaults
+from cfel.deployment.host import Compute
+from cfel.deployment.payloads import model_size, read_model
+from cfel.deployment.plausible_models import check_model
+from cfel.deployment.protocol.calls import Calls, give_up_if
+from cfel.deployment.protocol.edge_requests import PeerModelRequest
+from cfel.deployment.protocol.messages import Body
+from cfel.deployment.protocol.transfer import PEER_PART_SECONDS, Download, InvalidBodyError, PartSize
+from cfel.deployment.security.identity import Identity
+from cfel.errors import NotAdmittedError, RejectedError, UnreachableError
+from cfel.learning.models.flat import FlatModel
+
+_LOG = logging.getLogger(__name__)
+_TRY_AGAIN_SECONDS = 0.1
+
+
+class _PeerDownload(Download):
+    """A model of another edge server, which is named by the answer to the first request."""
+
+    position: Position = (0, 0, 0)
+
+
+class NeighbourModels:
+    """Fetches models.
+
+    Args:
+        like: any model of the experiment, for its shape.
+        seconds: how long to try for one gossip step.
+        faults: where invalid models are noted.
+        is_gone: whether an edge server has been silent for too long to wait for it.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        like: FlatModel,
+        seconds: float,
+        faults: PeerFaults,
+        compute: Compute,
+        is_gone: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self._compute, self._is_gone = compute, is_gone
+        self._calls, self._like, self._seconds, self._faults = calls, like, seconds, faults
+        self._term, self._at = 0, (0, 0, 0)
+        self._models: dict[int, FlatModel] = {}
+        self._downloads: dict[tuple[int, Position | None], _PeerDownload] = {}
+        # Two fetches of one model must not add parts to one download.
+        self._fetching: defaultdict[tuple[int, Position | None], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._part_sizes: defaultdict[int, PartSize] = defaultdict(lambda: PartSize(PEER_PART_SECONDS))
+
+    async def fetch(
+        self, term: int, at: Position, wanted: Iterable[int], own: FlatModel
+    ) -> dict[int, FlatModel]:
+        """The models of others at a position, as far as they can be fetched in time and are plausible.
+
+        Within a term positions only increase. A late copy of an earlier command gets nothing, and leaves the
+        models of the present step alone; a new coordinator may go back to an earlier step.
+
+        Args:
+            term: of the command.
+            at: its position.
+            wanted: edge servers to ask.
+            own: the edge server's own model, which others are compared with.
+        """
+        if (term, at) < (self._term, self._at):
+            return {}
+        if at != self._at:
+            self._at, self._models, self._downloads = at, {}, {}
+            self._fetching.clear()
+        self._term = term
+        await asyncio.gather(*(self._fetch_once(at, number, own) for number in wanted))
+        return dict(self._models) if self._at == at else {}
+
+    def forget(self) -> None:
+        """Drops the models."""
+        self._models = {}
+
+    async def _fetch_once(self, at: Position, number: int, own: FlatModel) -> None:
+        """Fetches a model, or waits for a copy of the command that does."""
+        async with self._fetching[number, at]:
+            await self._fetch_one(at, number, own)
+
+    async def _fetch_one(self, at: Position, number: int, own: FlatModel) -> None:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._seconds
+
+        def check_wanted() -> None:
+            if self._at != at or clock() > deadline:
+                raise UnreachableError("too late for this gossip step")
+
+        while number not in self._models and self._at == at and clock() < deadline:
+            try:
+                content = (await self._download(number, at, check_wanted))[1]
+            except NotAdmittedError as error:
+                _LOG.warning("no model of edge server %d: %s", number, error)
+                return
+            except InvalidBodyError as error:
+                self._note_invalid(number, error)
+                return
+            except (UnreachableError, RejectedError) as error:
+                _LOG.info("no model of edge server %d yet: %s", number, error)
+                if self._is_gone(number):
+                    return
+                await asyncio.sleep(_TRY_AGAIN_SECONDS)
+                continue
+            try:
+                model = read_model(content, self._like)
+                await self._compute.run_aside(partial(check_model, model, own))
+            except RejectedError as error:
+                self._note_invalid(number, error)
+                return
+            self._faults.clear(number, "model")
+            if self._at == at:
+                self._models[number] = model
+
+    def _note_invalid(self, number: int, error: RejectedError) -> None:
+        """Notes a model that is not used; its sender would send the same again, so it is not asked again."""
+        self._faults.note(number, "model", f"sent a model that is not used in gossip: {error}")
+
+    async def _download(
+        self, number: int, at: Position | None, check_wanted: Callable[[], None] = lambda: None
+    ) -> tuple[Position, bytearray]:
+        """Fetches a model in parts; what has arrived is kept if the connection breaks."""
+        key = (number, at)
+        download = self._downloads.setdefault(key, _PeerDownload("", model_size(self._like)))
+        clock, part_size = asyncio.get_running_loop().time, self._part_sizes[number]
+
+        async def ask(offset: int, most_bytes: int) -> Body:
+            check_wanted()
+            request = PeerModelRequest(at, download.sha256 or None, offset, most_bytes)
+            call = self._calls.call(Identity("edge", number), request, self._seconds)
+            answer = await give_up_if(lambda: self._is_gone(number), f"edge-{number} is gone", call)
+            if offset == 0:
+                download.sha256, download.position = answer.sha256, answer.position
+            return answer.model
+
+        try:
+            content = await download.complete(ask, part_size, clock)
+        except UnreachableError:
+            part_size.shrink()
+            raise
+        except RejectedError:
+            self._downloads.pop(key, None)
+            raise
+        self._downloads.pop(key, None)
+        return download.position, content
+
+    async def fetch_present(self, number: int) -> tuple[Position, FlatModel]:
+        """Where an edge server is now, and its model there.
+
+        Raises:
+            DeploymentError: it cannot be reached, rejects, has no valid model, or takes too long to send it.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._seconds
+
+        def check_wanted() -> None:
+            # Every part has a deadline of its own; just meeting all of them could take hours.
+            if clock() > deadline:
+                raise UnreachableError(f"its model has not arrived within {self._seconds:g} s")
+
+        async with self._fetching[number, None]:
+            position, content = await self._download(number, None, check_wanted)
+        model = read_model(content, self._like)
+        if not model.is_finite():
+            self._faults.note(number, "model", "has a model that is not finite")
+            raise RejectedError("its model is not finite")
+        return position, model
+
+    async def fetch_all_present(self, numbers: Iterable[int]) -> dict[int, FlatModel]:
+        """The models that edge servers have now, of those that answer."""
+
+        async def ask(number: int) -> FlatModel | None:
+            try:
+                return (await self.fetch_present(number))[1]
+            except (UnreachableError, RejectedError) as error:
+                _LOG.warning("edge server %d is left out of the mean: %s", number, error)
+                return None
+
+        asked = [number for number in numbers if not self._is_gone(number)]
+        found = await asyncio.gather(*(ask(number) for number in asked))
+        return {i: model for i, model in zip(asked, found, strict=True) if model is not None}
+
+    async def fetch_any_present(self, candidates: Sequence[int]) -> FlatModel:
+        """The model that one of the candidates has now.
+
+        Raises:
+            RejectedError: none of them can be reached.
+        """
+        for number in sorted(candidates, key=self._is_gone):
+            try:
+                at, model = await self.fetch_present(number)
+            except (UnreachableError, RejectedError) as error:
+                _LOG.warning("cannot catch up from edge server %d: %s", number, error)
+                continue
+            _LOG.warning("caught up from edge server %d at %s", number, at)
+            return model
+        raise RejectedError("is out of date, and no neighbour can be reached to catch up from")

@@ -1,0 +1,617 @@
+"""An edge server without its devices: where it is, what it does on commands, and how a run ends for it.
+
+    estimate have the devices estimate σ² and G²              (l, r, s)
+    plan     have the devices train, aggregate what arrived   (l, r, s) → (l, r + 1, 0)
+    fetch    get the neighbours' models for a gossip step     (l, r, s)
+    mix      average them with the weights given              (l, r, s) → (l, r, s + 1), or (l + 1, 0, 0)
+    propose  store the record of the global round
+    close    write the global round to the log
+    stop     end with an error: the training of all devices diverged
+
+A position (l, r, s) counts global rounds, edge rounds and gossip steps (`coordinator.state`). A state is on
+the disk before anything is answered about it. A command may come twice, from the same coordinator or from its
+successor. What was carried out is not repeated: its answer was stored and is given again. An edge round under
+way has both callers wait for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cfel.control.scheme import RoundPlan
+from cfel.deployment.coordinator.state import (
+    CoordinatorState,
+    Position,
+    after_gossip_step,
+    ends_global_round,
+    gossip_is_next,
+)
+from cfel.deployment.edge.devices import DeviceAnswers, DeviceService
+from cfel.deployment.edge.neighbours import NeighbourModels
+from cfel.deployment.edge.storage import EdgeDisk, EdgeLog, EdgeState
+from cfel.deployment.host import DiskHealth, Host, write_until_done
+from cfel.deployment.parameters import DeploymentParameters
+from cfel.deployment.payloads import EncodedModels
+from cfel.deployment.protocol.calls import Calls, Endpoint, serve
+from cfel.deployment.protocol.device_requests import Confirmation
+from cfel.deployment.protocol.edge_requests import (
+    CloseCommand,
+    Command,
+    DeviceEstimates,
+    DeviceResult,
+    EstimateAnswer,
+    EstimateCommand,
+    FetchAnswer,
+    FetchCommand,
+    MeanMetricRequest,
+    MixAnswer,
+    MixCommand,
+    ModelScores,
+    NewestAnswer,
+    NewestRequest,
+    PeerModelAnswer,
+    PeerModelRequest,
+    PlanAnswer,
+    PlanCommand,
+    ProposeCommand,
+    ProposedRecord,
+    RecordsAnswer,
+    RecordsRequest,
+    ReleaseRequest,
+    StopCommand,
+)
+from cfel.deployment.security.identity import Identity
+from cfel.errors import DamagedError, InputError, RejectedError, UnreachableError
+from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.edge import mean_model, update_edge_model, weighted_model
+from cfel.learning.evaluate import evaluate
+from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.flat import FlatModel
+from cfel.metric import Metric
+from cfel.rounds.kernel import DeviceWork, device_weights, find_late, is_over, make_order
+from cfel.rounds.records import measure_each, take_means
+from cfel.runlog import RoundRecord
+from cfel.system import Backhaul
+from cfel.wording import format_joules, format_seconds, plural
+from cfel.world import World
+
+_LOG = logging.getLogger(__name__)
+_FROM_OTHERS = (
+    "It takes part again with the model of another edge server, in the next round. If all of them have lost "
+    "theirs, restore one directory from a backup, or delete them all to begin the experiment anew"
+)
+_NO_OTHERS = (
+    "There is no other edge server to take it from: restore {0} from a backup, or delete it to begin the "
+    "experiment anew"
+)
+
+Admit = Callable[[Identity, int], Coroutine[Any, Any, None]]
+"""Returns if an edge server leads a term, as far as known here; raises `StaleTermError` if not."""
+
+
+class EdgeServer:
+    """One edge server.
+
+    Args:
+        devices: where its devices get their orders.
+        neighbours: fetches models of other edge servers.
+        models: where its own models are kept encoded.
+        health: whether its disk takes writes.
+        admit: who may command.
+
+    Attributes:
+        log: its log.
+        state: where it is.
+        loss: how it lost its state, in words, until it has taken one from another edge server; else empty.
+        commanded_at: when the last command came, by the event loop's clock.
+        running: edge rounds under way.
+        awaited: edge servers that do not know yet that the experiment is over.
+        finished: set when the last round is in the log.
+        released: set when all edge servers know of the end, except those `awaited`.
+        stopped: set when the run has to end because the training of all devices diverged.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        deployment: DeploymentParameters,
+        number: int,
+        directory: Path,
+        host: Host,
+        devices: DeviceService,
+        neighbours: NeighbourModels,
+        models: EncodedModels,
+        calls: Calls,
+        health: DiskHealth,
+        admit: Admit,
+    ) -> None:
+        self.world, self.deployment, self.number, self.host = world, deployment, number, host
+        self._devices, self._neighbours, self._models = devices, neighbours, models
+        self._calls, self._health, self._admit = calls, health, admit
+        self._files = EdgeDisk(host.disk, directory, world.start)
+        self.loss = ""
+        self.state = self._load(directory)
+        self.log = EdgeLog(host.disk, directory, has_others=world.setting.fleet.clusters > 1)
+        self.commanded_at = asyncio.get_running_loop().time()
+        self._phase = "waiting"
+        # Held by the command that is carried out.
+        self._busy = asyncio.Lock()
+        self.running: dict[Position, asyncio.Task[PlanAnswer]] = {}
+        self._states: dict[Position, CoordinatorState] = {}
+        self._workspace: Workspace | None = None
+        self.awaited: tuple[int, ...] = ()
+        self.finished, self.released, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        if self.log.records and self._ends(self.log.records[-1]):
+            self.finished.set()
+
+    def _load(self, directory: Path) -> EdgeState:
+        """The state saved last; one that is damaged is taken from another edge server, if there is one."""
+        try:
+            return self._files.load()
+        except DamagedError as error:
+            if self.world.setting.fleet.clusters == 1:
+                raise DamagedError(f"{error}. {_NO_OTHERS.format(directory)}") from error
+            self.loss = f"{error}. {_FROM_OTHERS}"
+            _LOG.error("%s", self.loss)
+            return self._files.begin_anew()
+
+    def _ends(self, record: RoundRecord) -> bool:
+        """Whether the experiment is over with this round."""
+        setting = self.world.setting
+        return is_over(setting.rounds, setting.budget, setting.metrics[0], record)
+
+    @property
+    def phase(self) -> str:
+        """What it is doing, in the words of `cfel.status`."""
+        return "finished" if self.finished.is_set() else self._phase
+
+    @property
+    def newest_state(self) -> CoordinatorState | None:
+        """The newest state of a coordinator: that of an edge round under way, or the stored one.
+
+        A successor takes the plan over from here, and so asks the other edge servers for the same.
+        """
+        known = [*self._states.values(), self.state.coordinator_state]
+        return max((each for each in known if each is not None), key=lambda each: each.recency, default=None)
+
+    def endpoints(self) -> list[Endpoint]:
+        """What other edge servers may call."""
+        return [
+            serve(NewestRequest, self.newest),
+            serve(EstimateCommand, self.estimate),
+            serve(PlanCommand, self.plan),
+            serve(FetchCommand, self.fetch),
+            serve(MixCommand, self.mix),
+            serve(ProposeCommand, self.keep_proposal),
+            serve(CloseCommand, self.write_round),
+            serve(StopCommand, self.stop),
+            serve(PeerModelRequest, self.give_model),
+            serve(RecordsRequest, self.find_records),
+            serve(MeanMetricRequest, self.evaluate_mean),
+            serve(ReleaseRequest, self.release),
+        ]
+
+    async def _admit_command(self, caller: Identity, command: Command[object]) -> None:
+        await self._admit(caller, command.term)
+        # The coordinator would wait for an answer until its deadline, in every round.
+        if self._health.is_stuck:
+            raise RejectedError("its disk takes no writes; it takes part again when there is room")
+        self.commanded_at = asyncio.get_running_loop().time()
+
+    async def newest(self, caller: Identity, request: NewestRequest) -> NewestAnswer:
+        """Returns where this server is, and the newest state of a coordinator it has seen."""
+        await self._admit(caller, request.term)
+        return NewestAnswer(
+            self.state.position,
+            self.newest_state,
+            tuple(self._devices.list_connected()),
+            bool(self.loss) or self.log.proposals.is_lost,
+            self.log.newest_proposal,
+        )
+
+    # Edge rounds
+
+    async def estimate(self, caller: Identity, command: EstimateCommand) -> EstimateAnswer:
+        """Has devices estimate σ² and G² at the edge model."""
+        await self._admit_command(caller, command)
+        self._check_fleet("available", command.available)
+        await self._catch_up(command.position)
+        async with self._busy:
+            self._check_position(command.position)
+            self._phase = "planning"
+            # Orders need a ρ and a θ; an estimate uses neither.
+            ones = np.ones(self.world.setting.fleet.devices)
+            orders = self._make_orders(command.position, command.available, RoundPlan(ones, ones), 1.0)
+            answers = await self._devices.collect_estimates(orders)
+            found = tuple(
+                DeviceEstimates(n, estimates, answers.measured.get(n), answers.answer_seconds[n])
+                for n, estimates in answers.values.items()
+            )
+            return EstimateAnswer(found, answers.diverged)
+
+    async def plan(self, caller: Identity, command: PlanCommand) -> PlanAnswer:
+        """Carries out an edge round, waits for the one under way, or returns the stored answer."""
+        await self._admit_command(caller, command)
+        at, plan = command.position, command.state.plan
+        if plan is None or command.state.position != at:
+            raise RejectedError(f"state: has no plan of {at}")
+        self._check_fleet("state.plan.rho", plan.rho)
+        if at not in self.running and at not in self.state.reports:
+            await self._catch_up(at)
+        if at in self.state.reports:
+            return self.state.reports[at]
+        # Another copy of the command may have begun the round while this one caught up.
+        if at not in self.running:
+            task = asyncio.create_task(self._run_edge_round(at, command.state, plan))
+            task.add_done_callback(lambda _: self._forget(at))
+            self.running[at], self._states[at] = task, command.state
+        # Should this coordinator die, its successor asks again and finds the round under way.
+        return await asyncio.shield(self.running[at])
+
+    def _forget(self, at: Position) -> None:
+        self.running.pop(at, None)
+        self._states.pop(at, None)
+
+    async def _run_edge_round(
+        self, at: Position, coordinator_state: CoordinatorState, plan: RoundPlan
+    ) -> PlanAnswer:
+        async with self._busy:
+            self._check_position(at)
+            self._phase = "training"
+            state, used = self.state, coordinator_state.used
+            rate = self.world.training.local.find_rate(used)
+            orders = self._make_orders(at, coordinator_state.available, plan, rate)
+            answers = await self._devices.collect_reports(orders, state.last_used_rounds)
+            late = self._find_late(at, plan, answers.values)
+            reports = [report for n, report in answers.values.items() if n not in late]
+            model = await self._aggregate(state.model, plan, reports, used)
+            # Each update is finite, but their sum is not. The round counts as one without devices.
+            if model is None:
+                _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
+                model, answers = state.model, replace(answers, values={}, measured={})
+            plannable = tuple(self._devices.list_plannable())
+            results = _list_results(plan, answers)
+            answer = PlanAnswer(results, plannable, answers.seconds, answers.diverged)
+            taken = [result.device for result in results if result.device not in late]
+            await self._advance(_after_edge_round(state, at, coordinator_state, model, answer, taken))
+            return answer
+
+    def _find_late(self, at: Position, plan: RoundPlan, reports: Mapping[int, DeviceReport]) -> set[int]:
+        """Devices that were late by the experiment's model; where clocks measure, real time counts."""
+        if self._devices.measures:
+            return set()
+        setting = self.world.setting
+        work = [DeviceWork(n, each.steps, each.update.wire_bits, each.loss) for n, each in reports.items()]
+        return find_late(setting, setting.conditions(*at[:2]), plan, work)
+
+    async def _aggregate(
+        self, model: FlatModel, plan: RoundPlan, reports: Sequence[DeviceReport], used: float
+    ) -> FlatModel | None:
+        """The new model; None if it would not be finite, though each update is."""
+        samples = {report.device: report.samples for report in reports}
+        world = self.world
+        weights = device_weights(world.setting, plan, samples)
+        share, local = len(reports) / len(self._devices.devices), world.training.local
+        rate = local.learning_rate * local.find_rate(used)
+
+        def add_up() -> FlatModel | None:
+            made = update_edge_model(
+                model, reports, weights, world.edge_rules, share=share, rate=rate, used=used
+            )
+            return made if made.is_finite() else None
+
+        return await self.host.compute.run(add_up)
+
+    def _make_orders(
+        self, at: Position, available: Sequence[bool], plan: RoundPlan, rate: float
+    ) -> dict[int, DeviceOrder]:
+        """Orders for the available devices of this edge server."""
+        speed = np.ones(len(plan.rho)) if plan.speed is None else plan.speed
+        asked = list(zip(plan.rho.tolist(), plan.theta.tolist(), speed.tolist(), strict=True))
+        setting, model, steps = self.world.setting, self.state.model, plan.local_steps
+        try:
+            orders = {}
+            for n in (n for n in self._devices.devices if available[n]):
+                rho, theta, pace = asked[n]
+                orders[n] = make_order(setting, *at[:2], n, rho, theta, model, rate, steps, pace)
+        except InputError as error:
+            raise RejectedError(str(error)) from error
+        return orders
+
+    def _check_fleet(self, name: str, values: Sequence[object] | np.ndarray[Any, Any]) -> None:
+        devices = self.world.setting.fleet.devices
+        if len(values) != devices:
+            raise RejectedError(f"{name}: {len(values)} entries for {devices} devices")
+
+    # Gossip
+
+    async def fetch(self, caller: Identity, command: FetchCommand) -> FetchAnswer:
+        """Fetches others' models for a gossip step."""
+        await self._admit_command(caller, command)
+        state, at = self.state, command.position
+        if state.gossip is not None and state.has_mixed(at):
+            return FetchAnswer(state.position, (), state.gossip.rows)
+        if at < state.position:
+            return FetchAnswer(state.position, (), None)  # a late copy of the command: this step is over
+        self._phase = "gossip"
+        active = self._list_neighbours(self.world.setting.backhaul_at(*at))
+        wanted = [j for j in active if j in command.present]
+        models = await self._neighbours.fetch(command.term, at, wanted, state.model)
+        return FetchAnswer(self.state.position, tuple(sorted(models)), None)
+
+    async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
+        """Averages its model with others', or returns the stored answer if it has done so."""
+        await self._admit_command(caller, command)
+        at = command.position
+        weights = {j: weight for j, weight in enumerate(command.rows[self.number]) if weight}
+        fetched: dict[int, FlatModel] = {}
+        # Outside the lock, because fetching may take as long as `gossip_seconds`.
+        if not self.state.has_mixed(at):
+            wanted = [j for j in weights if j != self.number]
+            fetched = await self._neighbours.fetch(command.term, at, wanted, self.state.model)
+        async with self._busy:
+            state = self.state
+            if state.gossip is not None and state.has_mixed(at):
+                return state.gossip
+            self._check_position(at)
+            models = {**fetched, self.number: state.model}
+            if missing := sorted(weights.keys() - models.keys()):
+                raise RejectedError(f"models of edge servers {missing} are missing")
+            mixed, answer = await self.host.compute.run(lambda: self._average(models, weights, command))
+            after = replace(
+                state,
+                position=after_gossip_step(self.world, at),
+                model=mixed,
+                previous_model=state.model,
+                gossip=answer,
+                coordinator_state=command.state,
+            )
+            await self._advance(after)
+            # Models of a step are large; none of them is needed again.
+            self._neighbours.forget()
+        return answer
+
+    def _average(
+        self, models: Mapping[int, FlatModel], weights: Mapping[int, float], command: MixCommand
+    ) -> tuple[FlatModel, MixAnswer]:
+        mixed = weighted_model(models, weights)
+        if ends_global_round(self.world, command.position):
+            mixed = self.world.edge_rules.add_to_average(mixed)
+        if not mixed.is_finite():
+            raise RejectedError("the average of these models is not finite")
+        answer = MixAnswer(command.position, command.rows, mixed.sha256().hex(), None)
+        if not command.evaluate:
+            return mixed, answer
+        scores = self._evaluate(mixed, self._devices.devices)
+        return mixed, msgspec.structs.replace(answer, **msgspec.structs.asdict(scores))
+
+    def _evaluate(self, model: FlatModel, devices: Sequence[int]) -> ModelScores:
+        """Evaluates a model on the test set, for these devices, too; not to be called on the event loop."""
+        world = self.world
+        if self._workspace is None:
+            self._workspace = Workspace(world.task, world.training, world.compress)
+        model = world.edge_rules.read_average(model)
+        found = evaluate(model, self._workspace, world.evaluation.samples or None, world.setting.seed)
+        each: tuple[float, ...] = ()
+        if world.evaluation.device_accuracy != "never":
+            each = tuple(measure_each(world, devices, [found.per_sample] * len(devices)).tolist())
+        return ModelScores(found.metric, take_means(found), each)
+
+    async def give_model(self, caller: Identity, request: PeerModelRequest) -> PeerModelAnswer:
+        """Returns a part of its model before a gossip step, or of the present one if no step is named."""
+        del caller
+        if self.loss:
+            raise RejectedError("has lost its state, and has no model yet")
+        state = self.state
+        encoded = await self._models.get(self._choose_model(request.position))
+        if request.sha256 not in (None, encoded.sha256):
+            raise RejectedError(f"is at {state.position}, and has another model by now")
+        part = await self._models.part(encoded, request.offset, request.most_bytes)
+        return PeerModelAnswer(state.position, encoded.sha256, part)
+
+    def _choose_model(self, at: Position | None) -> FlatModel:
+        if at is None or self.state.position == at:
+            return self.state.model
+        if self.state.has_mixed(at):
+            return self.state.previous_model
+        raise RejectedError(f"is at {self.state.position}, has no model of {at}")
+
+    async def evaluate_mean(self, caller: Identity, request: MeanMetricRequest) -> ModelScores:
+        """Evaluates the mean of all edge models that can be fetched, every device counting alike."""
+        del caller, request
+        fleet = self.world.setting.fleet
+        models = await self._neighbours.fetch_all_present(range(fleet.clusters))
+        return await self.host.compute.run(
+            lambda: self._evaluate(mean_model(fleet.sizes, models), range(fleet.devices))
+        )
+
+    # Where it is
+
+    def _list_neighbours(self, backhaul: Backhaul) -> list[int]:
+        """Edge servers that it gossips with."""
+        row = backhaul.weights[self.number]
+        return [j for j in np.flatnonzero(row).tolist() if j != self.number]
+
+    def _check_position(self, at: Position) -> None:
+        if self.state.position != at:
+            raise RejectedError(f"is at {self.state.position}, not at {at}")
+
+    async def _catch_up(self, at: Position) -> None:
+        """Moves to a position that the others have reached without this edge server.
+
+        After a gossip step missed it keeps its model, as gossip among the others assumed. After a longer
+        absence its model is out of date, and it takes that of a neighbour.
+
+        Raises:
+            RejectedError: no neighbour can be reached.
+        """
+        async with self._busy:
+            if self.state.position >= at:
+                return
+            # One gossip step behind: the others averaged as if this model had stayed the same.
+            if not self.loss and at[0] - self.state.position[0] <= 1:
+                await self._save(replace(self.state, position=at))
+                return
+            neighbours = self._list_neighbours(self.world.setting.backhaul)
+            model = await self._neighbours.fetch_any_present(neighbours)
+            await self._save(replace(self.state, position=at, model=model, previous_model=model))
+
+    async def _advance(self, state: EdgeState) -> None:
+        """Takes a step: saves the new state, and lets devices fetch its model if training comes next."""
+        # Devices may fetch the model while it is being written: they start no round before the command comes.
+        await asyncio.gather(self._save(state), self._announce(state))
+        self._phase = "waiting"
+
+    async def _save(self, state: EdgeState) -> None:
+        """Makes a state durable, and the present one."""
+        await self._write("state", lambda: self._files.save(state))
+        self.state = state
+        if self.loss:
+            _LOG.warning("has a state again, at %s", state.position)
+        self.loss = ""
+
+    async def _announce(self, state: EdgeState) -> None:
+        at = state.position
+        if at[0] < self.world.setting.rounds.global_rounds and not gossip_is_next(self.world, at):
+            await self._devices.announce(state.model)
+
+    async def _write(self, what: str, function: Callable[[], None]) -> None:
+        await write_until_done(self.host.compute, self._health, what, function)
+
+    # The log, and the end
+
+    async def keep_proposal(self, caller: Identity, command: ProposeCommand) -> Confirmation:
+        """Keeps the record of a round that is about to be logged."""
+        await self._admit_command(caller, command)
+        self.log.check(command.record)
+        proposal = ProposedRecord(command.term, command.record)
+        # A successor that asks while this is being written must hear of it, so it counts from here on.
+        self.log.proposals.take(proposal)
+        await self._write("proposal", lambda: self.log.proposals.save(proposal))
+        return Confirmation()
+
+    async def write_round(self, caller: Identity, command: CloseCommand) -> Confirmation:
+        """Writes a finished global round; fetches rounds that it missed first."""
+        await self._admit_command(caller, command)
+        self.log.check(command.record)
+        await self._fetch_missed_rounds(caller, command.record.round - 1)
+        await self._write("log", lambda: self.log.write(command.record, command.plans))
+        _LOG.info("%s", describe_round(self.log.records[-1], self.world.setting.metrics[0]))
+        if command.last:
+            _LOG.info("the experiment is over")
+            self.finished.set()
+        return Confirmation()
+
+    async def _fetch_missed_rounds(self, caller: Identity, last_round: int) -> None:
+        """Fetches rounds that it missed; the coordinator, which may be itself, may have missed them, too."""
+        others = [Identity("edge", i) for i in range(self.world.setting.fleet.clusters) if i != self.number]
+        for other in sorted(others, key=lambda each: each != caller):
+            if self.log.last_round >= last_round:
+                return
+            try:
+                missed = await self._fetch_records(other)
+            except (RejectedError, UnreachableError) as error:
+                _LOG.warning("no rounds of %s: %s", other, error)
+                continue
+            await self._write("log", partial(self.log.append, missed, last_round))
+        if self.log.last_round < last_round:
+            raise RejectedError(f"rounds {self.log.last_round + 1} to {last_round} are missing")
+
+    async def _fetch_records(self, other: Identity) -> tuple[RoundRecord, ...]:
+        """Fetches the rounds after its own last one from another edge server."""
+        request, seconds = RecordsRequest(self.log.last_round), self.deployment.gossip_seconds
+        return (await self._calls.call(other, request, seconds)).records
+
+    async def find_records(self, caller: Identity, request: RecordsRequest) -> RecordsAnswer:
+        """Returns the records of all rounds after one."""
+        del caller
+        return RecordsAnswer(tuple(each for each in self.log.records if each.round > request.after))
+
+    async def stop(self, caller: Identity, command: StopCommand) -> Confirmation:
+        """Lets the run end with an error: nobody can train any more."""
+        await self._admit_command(caller, command)
+        self.stopped.set()
+        return Confirmation()
+
+    async def release(self, caller: Identity, request: ReleaseRequest) -> Confirmation:
+        """Lets this edge server stop: all others know that the experiment is over."""
+        del caller
+        # It may itself be listed, if it was missing and has just come back.
+        self.awaited = tuple(i for i in request.missing if i != self.number)
+        self.released.set()
+        return Confirmation()
+
+    async def adopt_end(self, number: int) -> None:
+        """Takes over the end of the experiment from another edge server: its log and, if needed, its model.
+
+        Raises:
+            DeploymentError: the other one cannot be reached, or rejects.
+        """
+        missed = await self._fetch_records(Identity("edge", number))
+        end, model = await self._neighbours.fetch_present(number)
+        async with self._busy:
+            # Further behind than one global round, its own model is out of date.
+            if self.loss or end[0] - self.state.position[0] > 1:
+                await self._save(replace(self.state, position=end, model=model, previous_model=model))
+            elif self.state.position < end:
+                await self._save(replace(self.state, position=end))
+        await self._write("log", lambda: self.log.append(missed, end[0]))
+        _LOG.warning("the experiment ended with round %d while this edge server was missing", end[0])
+        self.released.set()
+        self.finished.set()
+
+
+def _list_results(plan: RoundPlan, answers: DeviceAnswers[DeviceReport]) -> tuple[DeviceResult, ...]:
+    return tuple(
+        DeviceResult(
+            device=n,
+            rho=float(plan.rho[n]),
+            theta=float(plan.theta[n]),
+            speed=1.0 if plan.speed is None else float(plan.speed[n]),
+            steps=report.steps,
+            wire_bits=report.update.wire_bits,
+            loss=report.loss,
+            estimates=report.estimates,
+            measured=answers.measured.get(n),
+            seconds=answers.answer_seconds[n],
+        )
+        for n, report in answers.values.items()
+    )
+
+
+def _after_edge_round(
+    state: EdgeState,
+    at: Position,
+    coordinator_state: CoordinatorState,
+    model: FlatModel,
+    answer: PlanAnswer,
+    used: Sequence[int],
+) -> EdgeState:
+    # A successor may ask again for any edge round since the last record.
+    recent = {place: report for place, report in state.reports.items() if place[0] >= at[0] - 1}
+    used_rounds = dict.fromkeys(used, at[:2])
+    return replace(
+        state,
+        position=(at[0], at[1] + 1, 0),
+        model=model,
+        reports={**recent, at: answer},
+        last_used_rounds={**state.last_used_rounds, **used_rounds},
+        coordinator_state=coordinator_state,
+    )
+
+
+def describe_round(record: RoundRecord, metric: Metric) -> str:
+    """A finished round in a line; costs are realised."""
+    quality = "" if record.accuracy is None else f"{metric.name} {metric.format(record.accuracy)}, "
+    spent = format_seconds(record.seconds_realised), format_joules(record.joules_realised)
+    return (
+        f"round {record.round}: {quality}{plural(record.devices_taking_part, 'device')}, "
+        f"{spent[0]} and {spent[1]} so far"
+    )

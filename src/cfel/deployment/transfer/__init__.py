@@ -1,1 +1,0 @@
-"""Models and uploads in parts, so that transfers over slow links resume where they broke."""

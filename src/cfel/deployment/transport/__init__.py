@@ -1,7 +1,0 @@
-"""Messages between nodes: framing, gRPC with certificates on both sides, and memory for tests."""
-
-import os
-
-# gRPC's C library writes lines of its own to standard error, in no format of ours. It reads this variable
-# when it is imported; a value that the user has set wins.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,0 +1,46 @@
+"""A fleet that the coordinator's messages cannot carry is refused before anything starts."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cfel.deployment.fleet_limit import check_fleet_size, find_most_devices
+from cfel.deployment.protocol.messages import MOST_HEADER_BYTES, encode
+from cfel.errors import InputError
+from tests.deployment.conftest import deployed
+from tests.deployment.memory_federation import Federation
+
+
+@pytest.mark.parametrize(("conditions", "edge_rounds"), [("measured", 5), ("measured", 1), ("model", 5)])
+def test_the_figure_is_in_the_message(conditions: str, edge_rounds: int) -> None:
+    """Between what was measured on a real fleet (2,986 with q = 5, without accounts) and far too little."""
+    experiment = deployed({"rounds": {"global": 1, "edge": edge_rounds}}, conditions=conditions)
+    world = experiment.build_world()
+    most = find_most_devices(world, experiment.deployment)
+    assert (2_000 if conditions == "measured" else 8_000) < most < 10_000
+    check_fleet_size(world, experiment.deployment)
+    fleet = replace(world.setting.fleet, cluster=np.zeros(most + 1, dtype=np.int64))
+    large = replace(world, setting=replace(world.setting, fleet=fleet))
+    with pytest.raises(InputError, match=rf"fleet.devices = {most + 1:,}: .* at most {most:,} devices"):
+        check_fleet_size(large, experiment.deployment)
+
+
+def test_real_messages_are_not_larger_than_computed(tmp_path: Path) -> None:
+    """The state of a real federation, per device, against the share of a message that a device may take."""
+    experiment = deployed(
+        {"rounds": {"global": 1, "edge": 5}, "local": {"estimator": "reuse"}}, conditions="measured"
+    )
+
+    async def play() -> int:
+        async with Federation(experiment, tmp_path) as federation:
+            federation.start()
+            await federation.finished()
+            return max(len(encode(node.server.state.coordinator_state)) for node in federation.edges.values())
+
+    devices = experiment.fleet.devices
+    most = find_most_devices(experiment.build_world(), experiment.deployment)
+    # What does not grow with the fleet, about a kilobyte of ledgers and digests, is left out here.
+    assert (asyncio.run(play()) - 2_000) / devices < MOST_HEADER_BYTES / most

@@ -51,10 +51,11 @@ FIRST_PRICES = 10.0 ** np.array([-4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 
 NO_PRICE, ANY_PRICE = 1e-290, 1e200
 # A plan is repaired if its proven gap is above the first, and from both sides if it is above the second. The
 # fewer devices there are, the more there is to gain: at most `FEW` are offered all energies that they could
-# use, and of more than `MOST_REPAIRED` only some are asked.
+# use, and of more than `MOST_REPAIRED` only some are asked, and only if their gap is above the third.
 REPAIR_ABOVE = 4e-6
 THOROUGH_ABOVE = 1e-4
-MOST_REPAIRED = 512
+MOST_REPAIRED, SOME = 512, 64
+REPAIR_MANY_ABOVE = 5e-6
 FEW = 16
 # The division of energy is searched on grids that close in.
 REACHES = (1.0, 0.4, 0.16, 0.06, 0.02, 0.004, 0.001)
@@ -525,7 +526,8 @@ def divide(objective: FloatArray, joules: FloatArray) -> Division:
         pick, pair = sums.argmin(axis=-1), np.arange(pairs)[:, None]
         other = np.clip(unit - pick + zero, 0, units - 1)
         joules = joules[:, 0::2][group, pair, pick] + used[group, pair, other]
-        objective, members = sums.min(axis=-1), pairs
+        objective = np.take(sums, np.arange(0, sums.size, units) + pick.ravel()).reshape(pick.shape)
+        members = pairs
         picks.append(pick)
     return Division(objective[:, 0], joules[:, 0], tuple(picks))
 
@@ -570,7 +572,8 @@ def repair(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) ->
     if measure_gap(plan, bracket.lower_bound) <= REPAIR_ABOVE:
         return plan
     if fleet.size > MOST_REPAIRED:
-        return _repair_some(fleet, plan, bracket, energy_cap)
+        enough = measure_gap(plan, bracket.lower_bound) <= REPAIR_MANY_ABOVE
+        return plan if enough else _repair_some(fleet, plan, bracket, energy_cap)
     goal = minimise_within(energy_cap, bracket.lower_bound)
     over, under = bracket.over.response, bracket.under.response
     if fleet.size <= FEW:
@@ -591,8 +594,8 @@ def repair(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) ->
 def _repair_some(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) -> Response:
     """The same for a large fleet, by some devices that stand for all: those that jump, and a sample."""
     jumps = bracket.over.response.choice != bracket.under.response.choice
-    stride = -(-2 * fleet.size // MOST_REPAIRED)
-    some = np.union1d(np.flatnonzero(jumps)[: MOST_REPAIRED // 2], np.arange(0, fleet.size, stride))
+    stride = -(-fleet.size // SOME)
+    some = np.union1d(np.flatnonzero(jumps)[:SOME], np.arange(0, fleet.size, stride))
     part = plan.pick(some)
     cost, joules = (float(plan.cost.sum() - part.cost.sum()), float(plan.joules.sum() - part.joules.sum()))
     over, under = (replace(end, response=end.response.pick(some)) for end in (bracket.over, bracket.under))
@@ -653,9 +656,9 @@ def count_units(devices: int) -> int:
 
 
 def _seat_by_cluster(fleet: Fleet) -> tuple[tuple[IndexArray, IndexArray], tuple[int, int]]:
-    """A row per cluster and a seat per device; and how many rows and seats there are."""
+    """A row per cluster that has devices, and a seat per device; and how many rows and seats there are."""
     order = np.argsort(fleet.cluster, kind="stable")
-    count = np.bincount(fleet.cluster, minlength=fleet.clusters)
+    _, row, count = np.unique(fleet.cluster, return_inverse=True, return_counts=True)
     seat = np.empty(fleet.size, dtype=np.intp)
     seat[order] = np.arange(fleet.size) - np.repeat(np.cumsum(count) - count, count)
-    return (fleet.cluster, seat), (fleet.clusters, int(count.max()))
+    return (row, seat), (len(count), int(count.max()))

@@ -8,7 +8,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -17,7 +17,12 @@ import numpy as np
 from rich.console import Console
 
 from cfel.cli.output import new_table, print_table
-from cfel.control import RoundProblem, solve
+from cfel.control import RoundProblem, Solution, solve
+from cfel.control.agreement import agree
+from cfel.control.curves import search_price
+from cfel.control.list_solver import PairTable, Weighing, list_steps, list_theta, pair_up, solve_on_list
+from cfel.control.problem import find_feasible_limits
+from cfel.control.segments import PricedFleet
 from cfel.seeding import make_generator
 from cfel.system import RandomConditions
 
@@ -59,11 +64,34 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
+class Gossiped:
+    """A plan without a coordinator, compared with the coordinated one.
+
+    Attributes:
+        steps: gossip steps.
+        error: bound on the relative error of a sum, m·ζᴷ.
+        price_bound: how far prices may lie above the exact one at most, relatively.
+        price_error: how far they do.
+        loss: by how much the objective is above the coordinated one, relatively.
+        energy: share of the energy cap that is used.
+    """
+
+    steps: int
+    error: float
+    price_bound: float
+    price_error: float
+    loss: float
+    energy: float
+
+
+@dataclass(frozen=True, slots=True)
 class Results:
     """All measurements.
 
     Attributes:
         quality, speed: for several sizes, the largest last.
+        list_speed: of plans on a list of pairs, as HCEF+ makes them, for the same sizes.
+        gossiped: plans without a coordinator, 16 clusters in a ring.
         growth_exponent: time grows as N to this power from 10,000 devices.
         peak_bytes: memory of the largest size.
         general_solver_seconds: one pass of P2.1 and P2.2 in CVXPY; None without it.
@@ -72,6 +100,8 @@ class Results:
 
     quality: Sequence[Quality]
     speed: Sequence[Speed]
+    list_speed: Sequence[Speed]
+    gossiped: Sequence[Gossiped]
     growth_exponent: float
     peak_bytes: float
     general_solver_seconds: float | None
@@ -84,7 +114,9 @@ class Results:
     def show(self, console: Console) -> None:
         """Prints the results as tables."""
         _print_quality(console, self.quality)
-        _print_speed(console, self.speed)
+        _print_speed(console, "Time per solve of P2 (median, after warm-up)", self.speed)
+        _print_speed(console, "Time per plan on a list, as of HCEF+", self.list_speed)
+        _print_gossiped(console, self.gossiped)
         console.print(f"time grows as N^{self.growth_exponent:.2f} from 10,000 devices")
         largest = self.speed[-1].devices
         console.print(f"peak memory at {largest:,} devices: {self.peak_bytes / 2**20:,.0f} MiB")
@@ -107,12 +139,16 @@ def measure(*, quick: bool, only: None = None) -> Results:  # noqa: ARG001 — i
         tried = starts if devices <= 64 else 0
         quality.append(measure_quality(devices, 1 if tried else seeds, tried))
     print("speed …", file=sys.stderr)
-    small = measure_speed(64, repeats=40)
+    small = measure_speed(64, 40, solve)
     general = measure_general_solver(30)
-    large = [measure_speed(n, repeats=3) for n in (10_000, 100_000, 1_000_000) if n <= largest]
+    sizes = [devices for devices in (10_000, 100_000, 1_000_000) if devices <= largest]
+    large = [measure_speed(devices, 3, solve) for devices in sizes]
+    listed = [measure_speed(devices, 40 if devices == 64 else 3, solve_list) for devices in (64, *sizes)]
     return Results(
         quality=quality,
         speed=[small, *large],
+        list_speed=listed,
+        gossiped=[measure_gossip(steps) for steps in (50, 100, 150, 200)],
         growth_exponent=fit_growth_exponent(large),
         peak_bytes=measure_memory(largest),
         general_solver_seconds=general[1] if general else None,
@@ -187,20 +223,52 @@ def solve_from_starts(problem: RoundProblem, starts: int, seed: int) -> list[flo
     return [solve(problem, "alternating", start=(rho, theta)).objective for rho, theta in draws]
 
 
-def measure_speed(devices: int, repeats: int) -> Speed:
+def solve_list(problem: RoundProblem) -> Solution:
+    """A plan on HCEF+'s list of whole steps and shares, with clocks, where time counts 0.8."""
+    steps, shares = list_steps(float(problem.rho_min[0]), STEPS), list_theta(float(problem.theta_min[0]))
+    count, share = pair_up(steps, shares)
+    rho, theta = count / STEPS, shares[share]
+    kept = theta**0.3
+    cost = 0.25 * (1 - rho) ** 2 - rho * np.maximum(1 - (1 - kept) / (50 * kept), 0.0)
+    return solve_on_list(problem, PairTable(count, theta, cost, least_clock=0.5), Weighing(0.8))
+
+
+def measure_speed(devices: int, repeats: int, plan: Callable[[RoundProblem], Solution]) -> Speed:
     """Median over both presets at 60 % budgets, each solve followed by a sort of as many doubles."""
     numbers = make_generator(0, "sort").random(devices)
     solves, sorts, gap = [], [], 0.0
     for model in MODELS:
         for repeat in range(repeats):
-            problem = build_problem(model, devices, repeat, 0.6, 1.0)
-            solve(problem)  # warm-up
-            seconds, solution = _time_call(lambda problem=problem: solve(problem))  # type: ignore[misc]
+            # The least share of steps is one step, so that both kinds of plans solve the same problem.
+            drawn = build_problem(model, devices, repeat, 0.6, 1.0)
+            problem = replace(drawn, rho_min=np.full(devices, 1 / STEPS))
+            plan(problem)  # warm-up
+            seconds, solution = _time_call(lambda problem=problem: plan(problem))  # type: ignore[misc]
             solves.append(seconds)
             sorts.append(_time_call(lambda: np.sort(numbers))[0])
             gap = max(gap, solution.gap)
     seconds, sort_seconds = float(np.median(solves)), float(np.median(sorts))
     return Speed(devices, seconds, sort_seconds, seconds / sort_seconds, gap)
+
+
+def measure_gossip(steps: int, clusters: int = 16) -> Gossiped:
+    """A ring of clusters: an edge server takes a third of its own numbers, and of each neighbour's."""
+    problem = build_problem("femnist", 8 * clusters, 0, 0.6, 1.0)
+    limits = find_feasible_limits(problem)
+    fleet = PricedFleet.from_problem(problem, limits)
+    bracket = search_price(fleet, limits.joules)
+    one = np.eye(clusters)
+    ring = (one + np.roll(one, 1, axis=0) + np.roll(one, -1, axis=0)) / 3
+    found = agree(fleet, limits.joules, ring, steps, bracket.price)
+    best = solve(problem).objective / (problem.sigma2 + problem.g2)
+    return Gossiped(
+        steps=steps,
+        error=found.error,
+        price_bound=found.highest / bracket.price - 1,
+        price_error=float(np.abs(found.price / bracket.price - 1).max()),
+        loss=float(found.response.cost.sum()) / best - 1,
+        energy=float(found.response.joules.sum()) / limits.joules,
+    )
 
 
 def measure_memory(devices: int) -> float:
@@ -289,9 +357,23 @@ def _print_quality(console: Console, rows: Sequence[Quality]) -> None:
     print_table(console, title, table)
 
 
-def _print_speed(console: Console, rows: Sequence[Speed]) -> None:
+def _print_speed(console: Console, title: str, rows: Sequence[Speed]) -> None:
     table = new_table("devices", "ms", "× numpy.sort", "gap")
     for row in rows:
         ratio, gap = f"{row.sort_ratio:.1f}", f"{100 * row.gap:.5f} %"
         table.add_row(f"{row.devices:,}", f"{1e3 * row.seconds:.2f}", ratio, gap)
-    print_table(console, "Time per solve (median, after warm-up)", table)
+    print_table(console, title, table)
+
+
+def _print_gossiped(console: Console, rows: Sequence[Gossiped]) -> None:
+    table = new_table("gossip steps", "error of the sum ≤", "price ≤", "price", "objective", "energy used")
+    for row in rows:
+        table.add_row(
+            f"{row.steps:,}",
+            f"{row.error:.1e}",
+            f"{100 * row.price_bound:+.1f} %",
+            f"{100 * row.price_error:+.1f} %",
+            f"{100 * row.loss:+.2f} %",
+            f"{100 * row.energy:.1f} %",
+        )
+    print_table(console, "Without a coordinator: 16 clusters in a ring, against the coordinated plan", table)

@@ -68,9 +68,18 @@ def test_starts_are_the_same_every_time() -> None:
 
 
 def test_speed() -> None:
-    found = bench_solver.measure_speed(64, 1)
-    assert (found.devices, found.seconds > 0, found.gap >= 0) == (64, True, True)
-    assert found.sort_ratio == found.seconds / found.sort_seconds
+    for plan in (solve, bench_solver.solve_list):
+        found = bench_solver.measure_speed(64, 1, plan)
+        assert (found.devices, found.seconds > 0, found.gap >= 0) == (64, True, True)
+        assert found.sort_ratio == found.seconds / found.sort_seconds
+
+
+def test_plans_without_a_coordinator() -> None:
+    """More gossip brings the price closer; it is never further than its bound, and keeps to the cap."""
+    coarse, fine = (bench_solver.measure_gossip(steps) for steps in (100, 200))
+    assert fine.price_error < coarse.price_error
+    assert fine.price_error <= fine.price_bound * (1 + 1e-9)
+    assert max(coarse.energy, fine.energy) <= 1
 
 
 def test_memory_counts_the_problem_itself() -> None:
@@ -101,7 +110,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "80")
     made_up = {
         "measure_quality": lambda n, seeds, _: Quality(n, seeds, 1e-5, 2e-4, 0, None),
-        "measure_speed": lambda n, repeats: Speed(n, n * 1e-7, 1e-6, float(repeats), 1e-4),
+        "measure_speed": lambda n, repeats, _: Speed(n, n * 1e-7, 1e-6, float(repeats), 1e-4),
         "measure_general_solver": lambda repeats: (0.001, 0.001 * repeats),
         "measure_memory": lambda _: 2.0**30,
     }

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from cfel.arrays import FloatArray, IndexArray
@@ -48,13 +49,16 @@ MARGIN = 4.0 / SAMPLE**0.5
 FIRST_PRICES = 10.0 ** np.array([-4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4])
 # Prices that stand for none and for infinity: large and small enough, and their products are numbers.
 NO_PRICE, ANY_PRICE = 1e-290, 1e200
-# A plan is repaired if its proven gap is above this, and if it has no more devices than this; the fewer they
-# are, the more there is to gain. `FEW` devices are offered all energies that they could use at first.
+# A plan is repaired if its proven gap is above the first, and from both sides if it is above the second. The
+# fewer devices there are, the more there is to gain: at most `FEW` are offered all energies that they could
+# use, and of more than `MOST_REPAIRED` only some are asked, and only if their gap is above the third.
 REPAIR_ABOVE = 4e-6
-MOST_REPAIRED = 512
+THOROUGH_ABOVE = 1e-4
+MOST_REPAIRED, SOME = 512, 64
+REPAIR_MANY_ABOVE = 5e-6
 FEW = 16
 # The division of energy is searched on grids that close in.
-REACHES = (1.0, 0.2, 0.04, 0.008, 0.0016)
+REACHES = (1.0, 0.4, 0.16, 0.06, 0.02, 0.004, 0.001)
 # How much of a limit is rounding.
 ROUNDING = 1e-11
 # From this many devices on, blocks are worked on by several threads; NumPy releases the interpreter lock.
@@ -508,8 +512,6 @@ def divide(objective: FloatArray, joules: FloatArray) -> Division:
     """Adds up the curves of each group's members, groups × members × J, as sums of sums."""
     groups, members, units = objective.shape
     zero, picks = units // 2, []
-    # Where the second of two finds what the first leaves of j: room[j − k + 2Z] is second[j − k + Z].
-    place = np.arange(units)[:, None] - np.arange(units) + 2 * zero
     group, unit = np.arange(groups)[:, None, None], np.arange(units)
     while members > 1:
         pairs = (members + 1) // 2
@@ -518,12 +520,14 @@ def divide(objective: FloatArray, joules: FloatArray) -> Division:
         if members % 2:
             # The odd one out is paired with nobody.
             room[:, -1, 2 * zero :] = 0.0
-        sums = room[:, :, place]
-        sums += objective[:, 0::2, None, :]
+        # Window j, read from its end, has what the second of two gets if the first takes k of j.
+        windows = sliding_window_view(room[:, :, ::-1], units, axis=-1)[:, :, ::-1]
+        sums = windows + objective[:, 0::2, None, :]
         pick, pair = sums.argmin(axis=-1), np.arange(pairs)[:, None]
         other = np.clip(unit - pick + zero, 0, units - 1)
         joules = joules[:, 0::2][group, pair, pick] + used[group, pair, other]
-        objective, members = sums.min(axis=-1), pairs
+        objective = np.take(sums, np.arange(0, sums.size, units) + pick.ravel()).reshape(pick.shape)
+        members = pairs
         picks.append(pick)
     return Division(objective[:, 0], joules[:, 0], tuple(picks))
 
@@ -568,20 +572,30 @@ def repair(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) ->
     if measure_gap(plan, bracket.lower_bound) <= REPAIR_ABOVE:
         return plan
     if fleet.size > MOST_REPAIRED:
-        return _repair_some(fleet, plan, bracket, energy_cap)
+        enough = measure_gap(plan, bracket.lower_bound) <= REPAIR_MANY_ABOVE
+        return plan if enough else _repair_some(fleet, plan, bracket, energy_cap)
+    goal = minimise_within(energy_cap, bracket.lower_bound)
+    over, under = bracket.over.response, bracket.under.response
     if fleet.size <= FEW:
         most, least = fleet.respond(np.repeat([[0.0], [np.inf]], fleet.size, axis=1)).joules
-        reach = np.minimum(most - least, energy_cap)
+        reach = float(np.minimum(most - least, energy_cap).max())
     else:
-        reach = 2.0 * np.abs(bracket.over.response.joules - bracket.under.response.joules)
-    return divide_again(fleet, plan, float(reach.max()), minimise_within(energy_cap, bracket.lower_bound))
+        reach = 2.0 * float(np.abs(over.joules - under.joules).max())
+    plan = divide_again(fleet, plan, reach, goal)
+    if measure_gap(plan, bracket.lower_bound) > THOROUGH_ABOVE:
+        # The other way round: all jumps are made, and everybody saves a little for them.
+        excess = float(over.joules.sum()) - energy_cap
+        other = divide_again(fleet, over, excess, goal)
+        if goal.rate(other.cost.sum(), other.joules.sum()) > goal.rate(plan.cost.sum(), plan.joules.sum()):
+            plan = divide_again(fleet, other, reach, goal)
+    return plan
 
 
 def _repair_some(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) -> Response:
     """The same for a large fleet, by some devices that stand for all: those that jump, and a sample."""
     jumps = bracket.over.response.choice != bracket.under.response.choice
-    stride = -(-2 * fleet.size // MOST_REPAIRED)
-    some = np.union1d(np.flatnonzero(jumps)[: MOST_REPAIRED // 2], np.arange(0, fleet.size, stride))
+    stride = -(-fleet.size // SOME)
+    some = np.union1d(np.flatnonzero(jumps)[:SOME], np.arange(0, fleet.size, stride))
     part = plan.pick(some)
     cost, joules = (float(plan.cost.sum() - part.cost.sum()), float(plan.joules.sum() - part.joules.sum()))
     over, under = (replace(end, response=end.response.pick(some)) for end in (bracket.over, bracket.under))
@@ -642,9 +656,9 @@ def count_units(devices: int) -> int:
 
 
 def _seat_by_cluster(fleet: Fleet) -> tuple[tuple[IndexArray, IndexArray], tuple[int, int]]:
-    """A row per cluster and a seat per device; and how many rows and seats there are."""
+    """A row per cluster that has devices, and a seat per device; and how many rows and seats there are."""
     order = np.argsort(fleet.cluster, kind="stable")
-    count = np.bincount(fleet.cluster, minlength=fleet.clusters)
+    _, row, count = np.unique(fleet.cluster, return_inverse=True, return_counts=True)
     seat = np.empty(fleet.size, dtype=np.intp)
     seat[order] = np.arange(fleet.size) - np.repeat(np.cumsum(count) - count, count)
-    return (fleet.cluster, seat), (fleet.clusters, int(count.max()))
+    return (row, seat), (len(count), int(count.max()))

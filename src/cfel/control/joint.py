@@ -16,7 +16,7 @@ from cfel.control.segments import PricedFleet
 from cfel.control.solution import Proposal
 
 # Proven gap above which the bound is sharpened.
-SHARPEN_ABOVE = 8e-4
+SHARPEN_ABOVE = 3e-4
 # Intervals of θ tried per device, and devices tried, one at a time.
 CASES = 8
 MOST_CASE_DEVICES = 2

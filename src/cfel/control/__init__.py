@@ -4,7 +4,8 @@
     solution = solve(problem)
 
 This package works on numbers only: no tensors, no files, no wall clock. `solve` puts the continuous solver
-together (`prices`, `segments`, `joint`), `list_solver` the one that chooses from a list of pairs.
+together (`segments`, `joint`), `list_solver` the one that chooses from a list of pairs; both plan by adding
+curves (`curves`).
 """
 
 from typing import TYPE_CHECKING

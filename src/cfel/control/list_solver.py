@@ -6,7 +6,7 @@ clock is the slowest one that meets the device's time limit,
     s = kμ / (limit − θν), at least the slowest clock allowed;   energy = kα·e(s) + pθν
 
 with the device's clock curve e(s) = c + (1 − c)·s^γ. So each device has a short list of pairs, each with an
-objective and an energy, and the search for the price of energy (`prices`) applies as it does to P2. Its bound
+objective and an energy, and the search for the price of energy (`curves`) applies as it does to P2. Its bound
 says: no plan on the list with this makespan and this energy has a smaller objective.
 
 The caps say what a round may use, not what it should use. Slow clocks that fill a slack time cap, or uploads

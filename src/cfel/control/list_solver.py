@@ -44,7 +44,7 @@ from cfel.control.curves import (
     settle_within,
 )
 from cfel.control.problem import SLACK, RoundProblem, find_feasible_limits
-from cfel.control.solution import Proposal, Solution, prove, solve_without_dear
+from cfel.control.solution import Proposal, Solution, prove, solve_without_too_costly
 from cfel.system.conditions import PAPER_EXPONENT
 
 THETA_LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -358,7 +358,7 @@ def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | 
         table: the pairs to choose from and what each is worth.
         weighing: what time and energy are worth; None to use the caps up.
     """
-    return solve_without_dear(problem, lambda rest, _: _solve(rest, table, weighing))
+    return solve_without_too_costly(problem, lambda rest, _: _solve(rest, table, weighing))
 
 
 def _solve(problem: RoundProblem, table: PairTable, weighing: Weighing | None) -> Solution:

@@ -58,7 +58,7 @@ class Screen:
 PLAN = Terminal(
     "tour-plan", "plan examples/devices.csv --time-cap 450 --energy-cap 300 --rows 4 --scheme hcef"
 )
-RUN = Terminal("tour-run", "run examples/tiny.toml --set scheme.name=hcef_plus --out runs/tiny")
+RUN = Terminal("tour-run", "run examples/tiny.toml --out runs/tiny")
 DEMO = "demo --out runs/demo"
 SWEEP = (
     "sweep examples/tiny.toml --over rounds.edge=1,2,4 --over scheme=hcef_plus,cef --seeds 0,1,2 "

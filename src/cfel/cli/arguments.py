@@ -13,7 +13,7 @@ Commands = Any
 
 SUMMARIES = {
     "demo": "compare six schemes on 64 simulated devices",
-    "plan": "plan one round for a fleet, with a proven optimality gap where the scheme solves a problem",
+    "plan": "plan one round, with a proven optimality gap where the scheme solves a problem",
     "theory": "evaluate Theorem 1 for an experiment or a run, term by term",
     "run": "simulate one experiment",
     "compare": "simulate several schemes or other variants under the same conditions",

@@ -19,7 +19,7 @@ from itertools import product
 from os import PathLike
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from torch import nn
@@ -66,7 +66,6 @@ from cfel.report.summary import (
     REFERENCE,
     describe_overruns,
     find_quality_within_budgets,
-    summarise,
     write_summary,
 )
 from cfel.rounds.parameters import SimulationParameters, choose_engine
@@ -87,6 +86,8 @@ Source = Experiment | str | PathLike[str]
 
 Track = str | Tracker | Sequence[str | Tracker]
 """Names of trackers, or functions that open a sink."""
+
+_Runs = TypeVar("_Runs", Comparison, Sweep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +268,7 @@ def compare(
             reject_unusable(run.directory, experiment_toml(run.experiment), resume=False)
     write_comparison(path, runs, baseline)
     with options.show_progress([run.experiment for run in runs], progress) as shown:
-        found = Comparison(path, *_run_and_summarise(runs, path, shown, target))
+        found = _run_and_summarise(Comparison, runs, path, shown, target)
     _warn(found.describe_overruns())
     return found
 
@@ -301,7 +302,7 @@ def sweep(
     options = make_options(track, ray_address, resume=True)
     write_sweep(path, runs)
     with options.show_progress([run.experiment for run in runs], progress) as shown:
-        found = Sweep(path, *_run_and_summarise(runs, path, shown, target))
+        found = _run_and_summarise(Sweep, runs, path, shown, target)
     _warn(found.describe_overruns())
     return found
 
@@ -522,17 +523,17 @@ def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]
 
 
 def _run_and_summarise(
-    runs: Sequence[PlannedRun], out: Path, options: RunOptions, target: float | None
-) -> tuple[tuple[RunResult, ...], float | None, str | None]:
-    """Executes runs and writes summary and report; returns their results, the target and the baseline."""
+    kind: type[_Runs], runs: Sequence[PlannedRun], out: Path, options: RunOptions, target: float | None
+) -> _Runs:
+    """Executes runs and writes summary and report; returns what they have found."""
     first = runs[0].experiment
     first.data.check_target("target", target)
     run_all(runs, out, options)
     aim = first.rounds.target if target is None else target
-    found, baseline = load_runs(out), find_baseline(out)
-    write_summary(out, summarise(found, aim, baseline))
+    found = kind(out, tuple(map(RunResult, load_runs(out))), aim, find_baseline(out))
+    write_summary(out, found.summary)
     write_report_if_possible(out, aim, options.notify)
-    return tuple(map(RunResult, found)), aim, baseline
+    return found
 
 
 # Comparisons and sweeps: which runs they have, and where.

@@ -57,7 +57,8 @@ class ControlState:
         realised: what was spent with the steps really taken.
         spent_joules: per device, in the account that the budget counts.
         losses: newest mean training loss of every device, NaN before its first; None before any.
-        habits: how much each device usually raises (σ² + G²)/G² of all (`rounds.estimates`); None before any.
+        habits: running mean of each device's influence (`rounds.estimates`), under the name that checkpoints
+            and coordinators store; None before any.
     """
 
     rounds_done: int

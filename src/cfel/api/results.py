@@ -26,7 +26,7 @@ from cfel.report.load import (
     Run,
     find_baseline,
     find_target,
-    group_by_scheme,
+    group_by_row,
     list_settings,
     load_run,
     load_runs,
@@ -393,7 +393,7 @@ def _draw(runs: Sequence[Run], figure: str, target: float | None) -> "Picture":
     with explain_missing_extra():
         from cfel.report.pictures import draw_one
 
-    return draw_one(group_by_scheme(tuple(runs)), figure, target)
+    return draw_one(group_by_row(tuple(runs)), figure, target)
 
 
 def _export_figures(

@@ -28,7 +28,7 @@ from tests.dashboard.chromium import BROWSER, Page, chromium
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
-COLUMNS = 84
+COLUMNS = 100
 COLOURS = 256
 MOST_BYTES = 150_000
 NO_BROWSER = (
@@ -55,8 +55,10 @@ class Screen:
     dark: bool = False
 
 
-PLAN = Terminal("tour-plan", "plan examples/devices.csv --time-cap 450 --energy-cap 300 --rows 4")
-RUN = Terminal("tour-run", "run examples/tiny.toml --set scheme.name=hcef_plus --out runs/tiny")
+PLAN = Terminal(
+    "tour-plan", "plan examples/devices.csv --time-cap 450 --energy-cap 300 --rows 4 --scheme hcef"
+)
+RUN = Terminal("tour-run", "run examples/tiny.toml --out runs/tiny")
 DEMO = "demo --out runs/demo"
 SWEEP = (
     "sweep examples/tiny.toml --over rounds.edge=1,2,4 --over scheme=hcef_plus,cef --seeds 0,1,2 "

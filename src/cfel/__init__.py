@@ -16,7 +16,8 @@ from cfel.extras import import_on_use
 if TYPE_CHECKING:
     from cfel.api.plan import FleetPlan, plan
     from cfel.api.results import Comparison, RunResult, Sweep, Tuning
-    from cfel.api.runs import Simulation, compare, load, run, simulate, sweep, tune
+    from cfel.api.runs import Simulation, compare, load, run, simulate, sweep
+    from cfel.api.tuning import tune
     from cfel.control.problem import RoundProblem
     from cfel.control.solution import Solution
     from cfel.control.solve import solve
@@ -86,7 +87,7 @@ _MODULES = {
     "simulate": "api.runs",
     "solve": "control.solve",
     "sweep": "api.runs",
-    "tune": "api.runs",
+    "tune": "api.tuning",
 }
 
 if not TYPE_CHECKING:

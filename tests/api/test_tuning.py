@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import cfel
-from cfel.api.runs import parse_range
+from cfel.api.tuning import parse_range
 from cfel.errors import InputError, StorageError
 from cfel.report import load_run
 from cfel.report.summary import find_quality_within_budgets

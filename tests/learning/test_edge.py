@@ -74,7 +74,7 @@ def test_median_by_hand(count: int, expected: float) -> None:
 
 
 def test_no_weight_moves_the_median() -> None:
-    """A device that claims 2⁵³ samples would else choose every value."""
+    """A device that claims 2⁵³ samples would otherwise choose every value."""
     heavy = {0: 1.0, 1: 1.0, 2: 1.0, 3: 1.0, 4: 2.0**53}
     made = robust_aggregate(zeros(2), FIVE, heavy, AggregationParameters("median"))
     assert made.parameters.tolist() == [3.0, -3.0]

@@ -9,7 +9,7 @@ import pytest
 
 from cfel.errors import InputError
 from cfel.report import export_results, load_runs
-from cfel.report.load import group_by_scheme
+from cfel.report.load import group_by_row
 from cfel.report.pictures import draw_one
 from cfel.report.style import Drawing, new_figure, render_csv
 from cfel.runlog import RoundRecord
@@ -35,7 +35,7 @@ def two_seeds(tmp_path: Path, make_run: MakeRun, make_record: MakeRecord) -> Pat
 
 
 def draw(path: Path, name: str) -> list[dict[str, str]]:
-    return read(draw_one(group_by_scheme(load_runs(path)), name, None).csv)
+    return read(draw_one(group_by_row(load_runs(path)), name, None).csv)
 
 
 def test_the_numbers_of_a_curve_are_means_and_intervals(two_seeds: Path) -> None:
@@ -126,7 +126,7 @@ def test_unknown_formats_are_rejected_before_anything_is_drawn(
 
 
 def test_a_picture_is_saved_by_its_suffix(two_seeds: Path, tmp_path: Path) -> None:
-    picture = draw_one(group_by_scheme(load_runs(two_seeds)), "budget", None)
+    picture = draw_one(group_by_row(load_runs(two_seeds)), "budget", None)
     picture.save(tmp_path / "numbers.CSV")
     assert (tmp_path / "numbers.CSV").read_text() == picture.csv
     with pytest.raises(InputError, match=r"suffix: unknown '\.gif'"):

@@ -12,7 +12,7 @@ import pytest
 from cfel.errors import RunDirectoryError
 from cfel.report import load_runs, write_report
 from cfel.report.figures import MAX_LINES, choose_lines
-from cfel.report.load import group_by_scheme
+from cfel.report.load import group_by_row
 from cfel.report.pictures import draw_one, draw_pictures
 from cfel.report.style import assign_styles
 from cfel.report.summary import describe_overruns
@@ -62,7 +62,7 @@ def test_the_figures_by_key_come_first(make_sweep: MakeSweep) -> None:
 def test_costs_by_key_leave_out_what_was_not_reached(make_sweep: MakeSweep) -> None:
     """From 0 at 10 s to 0.5 or 0.8 at 20 s: 0.4 is reached after 10 + 10 · 0.4/0.5 = 18 and 15 s."""
     runs = load_runs(make_sweep(GRID, (0.2, 0.4, 0.5, 0.8)))
-    picture = draw_one(group_by_scheme(runs), "costs-by-key-0", 0.4)
+    picture = draw_one(group_by_row(runs), "costs-by-key-0", 0.4)
     rows = list(csv.DictReader(io.StringIO(picture.csv)))
     seconds = [row for row in rows if row["panel"] == "seconds to the target"]
     found = {(row["line"], row["rounds.edge"]): float(row["mean"]) for row in seconds}
@@ -73,7 +73,7 @@ def test_costs_by_key_leave_out_what_was_not_reached(make_sweep: MakeSweep) -> N
 
 def test_a_key_that_is_alone_has_one_line_without_a_name(make_sweep: MakeSweep) -> None:
     runs = load_runs(make_sweep([{"rounds.edge": 1}, {"rounds.edge": 2}], (0.2, 0.4)))
-    picture = draw_one(group_by_scheme(runs), "by-key-0", None)
+    picture = draw_one(group_by_row(runs), "by-key-0", None)
     assert ">all<" not in picture.svg
     assert "other keys" not in picture.caption
 
@@ -83,11 +83,11 @@ def test_a_large_sweep_shows_its_best_settings(make_sweep: MakeSweep) -> None:
     runs = load_runs(make_sweep([{"seed.x": n} for n in range(30)], [n / 100 for n in range(30)]))
     kept = choose_lines(runs)
     assert [run.setting["seed.x"] for run in kept] == list(range(30 - MAX_LINES, 30))
-    curves = draw_one(group_by_scheme(runs), "accuracy-round", None)
+    curves = draw_one(group_by_row(runs), "accuracy-round", None)
     lines = {row["line"] for row in csv.DictReader(io.StringIO(curves.csv))}
     assert len(lines) == MAX_LINES
     assert f"At most the {MAX_LINES} settings" in curves.caption
-    by_key = draw_one(group_by_scheme(runs), "by-key-0", None)
+    by_key = draw_one(group_by_row(runs), "by-key-0", None)
     assert len(by_key.csv.splitlines()) == 31
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cfel.arrays import FloatArray
 from cfel.control.scheme import LEAST_GRADIENT_SHARE
 from cfel.learning.local.estimates import Estimates
-from cfel.rounds.estimates import combine_estimates, implausible_devices, most_influence, update_habits
+from cfel.rounds.estimates import combine_estimates, implausible_devices, most_influence, update_influence
 
 HONEST = (Estimates(1.0, 2.0), Estimates(2.0, 4.0), Estimates(3.0, 3.0))
 SEVEN = tuple(Estimates(2.0 + 0.1 * n, 1.0 + 0.05 * n) for n in range(7))
@@ -166,23 +166,23 @@ def test_two_liars_do_not_vouch_for_each_other() -> None:
 
 def test_a_habit_of_raising_the_noise_ratio_is_bounded() -> None:
     """(3, −2.9) is possible and raises it by 57 %; after eight rounds of ten, its mean exceeds 2.5/8."""
-    known, habits, ratios = (*SEVEN, Estimates(3.0, -2.9)), None, []
+    known, influence, ratios = (*SEVEN, Estimates(3.0, -2.9)), None, []
     for _ in range(12):
-        combined = combine_estimates(known, habits=habits)
-        habits = update_habits(habits, known)
+        combined = combine_estimates(known, influence=influence)
+        influence = update_influence(influence, known)
         ratios.append(noise_ratio(combined.sigma2, combined.g2))
     assert ratios == pytest.approx([4.72] * 8 + [3.0] * 4, rel=0.01)
-    assert implausible_devices(known, habits=habits) == [7]
+    assert implausible_devices(known, influence=influence) == [7]
 
 
 def test_honest_noise_is_no_habit() -> None:
     """Drawn as above: of eight, nobody's running mean reaches the limit in 300 rounds."""
-    draw, habits = np.random.default_rng(0), None
+    draw, influence = np.random.default_rng(0), None
     for _ in range(300):
         sigma2 = draw.gamma(4.0, 0.25, 8)
         g2 = np.maximum(draw.normal(0.35, 0.3, 8), -0.75) * sigma2
         known = [Estimates(*each) for each in zip(sigma2, g2, strict=True)]
-        habits = update_habits(habits, known)
-        assert habits is not None
-        assert habits.max() < 2.5 / 8
-    assert update_habits(None, HONEST) is None
+        influence = update_influence(influence, known)
+        assert influence is not None
+        assert influence.max() < 2.5 / 8
+    assert update_influence(None, HONEST) is None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfel.errors import FleetFileError
-from cfel.system.traces import read_devices
+from cfel.system.device_table import read_devices
 
 HEAD = "mu,alpha,nu,power,cluster"
 

@@ -568,7 +568,8 @@ def _observe(problem: RoundProblem, length: RunLength | None, option_name: Optio
         sigma2=problem.sigma2 * everybody,
         g2=problem.g2 * everybody,
         ledger=open_ledger(problem.clusters),
-        # A scheme knows totals: what a cap or a battery allows in this round is that share of one.
+        # A scheme knows totals (`Observation.caps()`): what a cap or a battery allows in this round is one
+        # round's share of such a total.
         budget=Budget(
             most * run if seconds is None else seconds, problem.energy_cap * run if joules is None else joules
         ),

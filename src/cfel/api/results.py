@@ -6,6 +6,7 @@ loaded later. Tables are always Arrow's; `.to_pandas()` makes a pandas frame of 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -25,7 +26,7 @@ from cfel.report.load import (
     Run,
     find_baseline,
     find_target,
-    group_by_scheme,
+    group_by_row,
     list_settings,
     load_run,
     load_runs,
@@ -198,7 +199,7 @@ def load_result(
     return RunResult(load_run(path), experiment, code)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)  # without slots, where no property can be kept
 class RunSet:
     """Several runs.
 
@@ -214,7 +215,7 @@ class RunSet:
     target: float | None
     baseline: str | None
 
-    @property
+    @cached_property
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`: by row, means over seeds, intervals, and gains over the baseline."""
         return summarise([each.run for each in self.runs], self.target, self.baseline)
@@ -297,8 +298,6 @@ class Comparison(RunSet):
         baseline: the row that others are compared with, or None.
     """
 
-    __slots__ = ()
-
     def __repr__(self) -> str:
         rows = dict.fromkeys(name_scheme(each.run.scheme) for each in self.runs)
         return f"<Comparison {str(self.path)!r}: {plural(len(self.runs), 'run')} of {', '.join(rows)}>"
@@ -312,8 +311,6 @@ class Sweep(RunSet):
         runs: one result per combination and seed.
         target: accuracy to reach, or None.
     """
-
-    __slots__ = ()
 
     @property
     def settings(self) -> tuple[Mapping[str, Any], ...]:
@@ -338,7 +335,7 @@ class TuningTrial:
     score: float
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tuning(RunSet):
     """The result of `tune`; accuracies are held-out accuracies.
 
@@ -396,7 +393,7 @@ def _draw(runs: Sequence[Run], figure: str, target: float | None) -> "Picture":
     with explain_missing_extra():
         from cfel.report.pictures import draw_one
 
-    return draw_one(group_by_scheme(tuple(runs)), figure, target)
+    return draw_one(group_by_row(tuple(runs)), figure, target)
 
 
 def _export_figures(

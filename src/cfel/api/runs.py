@@ -1,36 +1,30 @@
-"""Runs experiments: `run`, `simulate`, `compare`, `sweep`, `tune` and `load` of `import cfel`.
+"""Runs experiments: `run`, `simulate`, `compare`, `sweep` and `load` of `import cfel`.
 
 The commands of the same names call these functions and print what they return. Every run has its own
 directory; a comparison and a sweep also get a summary and a report of all their runs.
 """
 
 import json
-import math
-import re
 import sys
 import time
-import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 from os import PathLike
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from torch import nn
 
+from cfel.api.cluster_runs import prefer_whole_runs, run_on_cluster
 from cfel.api.progress import RunProgress, defer_interrupt
 from cfel.api.results import (
     Comparison,
     RunResult,
     Sweep,
-    Tuning,
-    TuningTrial,
     load_result,
     load_run_set,
     tabulate_plan,
@@ -38,55 +32,31 @@ from cfel.api.results import (
 )
 from cfel.control.scheme import SchemeBuilder
 from cfel.durable import replace_file, translate_os_errors
-from cfel.errors import (
-    BudgetWarning,
-    DivergedError,
-    InputError,
-    RunBusyError,
-    StorageError,
-    unknown_name,
-)
-from cfel.experiment import Experiment, experiment_toml, load_experiment, parse_experiment
+from cfel.errors import BudgetWarning, InputError, unknown_name
+from cfel.experiment import Experiment, experiment_toml, load_experiment
 from cfel.experiment.document import MAIN_KEYS
 from cfel.experiment.experiment import to_document
-from cfel.extras import explain_missing_extra
 from cfel.learning.edge import mean_model
 from cfel.metric import ACCURACY, Metric
 from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, import_from, name_variants, parse_variants
-from cfel.report.load import (
-    COMPARISON_FILE,
-    SWEEP_FILE,
-    find_baseline,
-    load_run,
-    load_runs,
-    name_setting,
-    read_rows,
-)
-from cfel.report.summary import (
-    REFERENCE,
-    describe_overruns,
-    find_quality_within_budgets,
-    summarise,
-    write_summary,
-)
+from cfel.report.load import COMPARISON_FILE, SWEEP_FILE, find_baseline, load_runs, name_setting, read_rows
+from cfel.report.summary import REFERENCE, describe_overruns, write_summary
 from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.rounds.run_directory import RunRequest, flatten, reject_unusable
-from cfel.runlog import RoundRecord, RunDirectory, holds_run
+from cfel.runlog import RoundRecord, holds_run
 from cfel.scaleout import connect_cluster, ray_executor
 from cfel.simulation import Executor, PoolExecutor, RoundOutcome, Watch, initial_state, run_in_directory
 from cfel.simulation import simulate as simulate_rounds
 from cfel.tracking import TrackedRun, Tracker, choose_trackers, follow_run
-from cfel.wording import shorten, show
 from cfel.world import World
-
-if TYPE_CHECKING:
-    import optuna
 
 Source = Experiment | str | PathLike[str]
 """An experiment, or the path of an experiment file."""
 
 Track = str | Tracker | Sequence[str | Tracker]
 """Names of trackers, or functions that open a sink."""
+
+_Runs = TypeVar("_Runs", Comparison, Sweep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +237,7 @@ def compare(
             reject_unusable(run.directory, experiment_toml(run.experiment), resume=False)
     write_comparison(path, runs, baseline)
     with options.show_progress([run.experiment for run in runs], progress) as shown:
-        found = Comparison(path, *_run_and_summarise(runs, path, shown, target))
+        found = _run_and_summarise(Comparison, runs, path, shown, target)
     _warn(found.describe_overruns())
     return found
 
@@ -301,77 +271,9 @@ def sweep(
     options = make_options(track, ray_address, resume=True)
     write_sweep(path, runs)
     with options.show_progress([run.experiment for run in runs], progress) as shown:
-        found = Sweep(path, *_run_and_summarise(runs, path, shown, target))
+        found = _run_and_summarise(Sweep, runs, path, shown, target)
     _warn(found.describe_overruns())
     return found
-
-
-def tune(
-    experiment: Source,
-    over: Mapping[str, str | Sequence[Any]],
-    *,
-    trials: int = 20,
-    seeds: Sequence[int] | None = None,
-    out: str | PathLike[str] | None = None,
-    progress: bool = True,
-    ray_address: str | None = None,
-    track: Track = (),
-) -> Tuning:
-    """Chooses values of some keys by held-out quality under the experiment's budgets, as `cfel tune` does.
-
-    Samples that are held out of the training data take the place of the test set, and the seeds are not the
-    experiment's own: neither the test samples nor the conditions that a result is judged by play a part in
-    the choice.
-
-    Args:
-        experiment: everything else.
-        over: by dotted key a list of values, or a range as text: "0.001..0.1", "0.001..0.1:log", "2..10".
-        trials: how many, those of earlier calls in the same directory included.
-        seeds: of each trial; by default the experiment's seed plus 1000, and never that seed itself.
-        out: the directory; `runs/NAME-tuned` by default. A tuning that was stopped continues there.
-        progress: show progress bars.
-        ray_address: the cluster to use with engine "ray"; None starts one on this machine.
-        track: trackers to report every run to, as in `run`.
-
-    Raises:
-        InputError: a range or seed is not allowed, or the directory has trials of another experiment.
-        MissingExtraError: Optuna is not installed.
-    """
-    base = find_experiment(experiment)
-    path = Path("runs") / f"{base.name}-tuned" if out is None else Path(out)
-    options = make_options(track, ray_address, resume=True)
-    chosen = tuple(dict.fromkeys([base.seed + SEED_DISTANCE] if seeds is None else seeds))
-    if base.seed in chosen:
-        raise InputError(
-            f"tune: seed {base.seed} is the experiment's own, by which the result is judged; use others"
-        )
-    if not over or not chosen or trials < 1:
-        raise InputError("tune: give at least one key, one seed and one trial")
-    with explain_missing_extra():
-        pass
-    distributions = {key: parse_range(key, each) for key, each in over.items()}
-    if not base.data.held_out:
-        base = base.change({"data.held_out": HELD_OUT})
-    metric = base.load_task().described_metrics[0]
-    with _translate_study_errors(path / STUDY_FILE):
-        study = _open_study(base, {key: str(each) for key, each in over.items()}, chosen, path, metric)
-
-    def plan_trial(values: Mapping[str, Any]) -> list[PlannedRun]:
-        return plan_sweep(base, {key: [value] for key, value in values.items()}, chosen, path)
-
-    with options.show_progress([base], progress) as shown:
-        while len(complete := _list_complete(study, path)) < trials:
-            with _translate_study_errors(path / STUDY_FILE):
-                trial = study.ask(distributions)
-            score = _score_trial(plan_trial(trial.params), path, shown, metric)
-            with _translate_study_errors(path / STUDY_FILE):
-                study.tell(trial, score)
-    scored = (TuningTrial(each.params, float(each.value)) for each in complete if each.value is not None)
-    found = tuple(sorted(scored, key=lambda each: metric.sort_key(each.score)))
-    # Trials with equal values share their runs.
-    runs = {run.directory: run for each in found for run in plan_trial(each.values)}
-    write_sweep(path, list(runs.values()))
-    return Tuning(path, tuple(map(RunResult, load_runs(path))), base.rounds.target, None, chosen, found)
 
 
 def load(path: str | PathLike[str], *, trust: bool = False, **changes: Any) -> Any:  # noqa: ANN401 — depends on the path
@@ -501,8 +403,8 @@ def run_all(runs: Sequence[PlannedRun], out: Path, options: RunOptions) -> None:
         # Many small runs: one core each. Few large runs: all cores for one run after another.
         # A run with parts that are objects cannot be sent as text.
         as_text = not any(run.experiment.code.objects for run in runs)
-        if on_ray and as_text and _prefer_whole_runs(runs):
-            _run_on_cluster(runs, out, options)
+        if on_ray and as_text and prefer_whole_runs(runs):
+            run_on_cluster(runs, out, options)
             return
         # A notice about the model would come with every run; what concerns one run names it.
         once = replace(options, notify=_without_repetitions(options.notify))
@@ -522,17 +424,17 @@ def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]
 
 
 def _run_and_summarise(
-    runs: Sequence[PlannedRun], out: Path, options: RunOptions, target: float | None
-) -> tuple[tuple[RunResult, ...], float | None, str | None]:
-    """Executes runs and writes summary and report; returns their results, the target and the baseline."""
+    kind: type[_Runs], runs: Sequence[PlannedRun], out: Path, options: RunOptions, target: float | None
+) -> _Runs:
+    """Executes runs and writes summary and report; returns what they have found."""
     first = runs[0].experiment
     first.data.check_target("target", target)
     run_all(runs, out, options)
     aim = first.rounds.target if target is None else target
-    found, baseline = load_runs(out), find_baseline(out)
-    write_summary(out, summarise(found, aim, baseline))
+    found = kind(out, tuple(map(RunResult, load_runs(out))), aim, find_baseline(out))
+    write_summary(out, found.summary)
     write_report_if_possible(out, aim, options.notify)
-    return tuple(map(RunResult, found)), aim, baseline
+    return found
 
 
 # Comparisons and sweeps: which runs they have, and where.
@@ -667,239 +569,3 @@ def write_sweep(out: Path, runs: Sequence[PlannedRun]) -> None:
         out.mkdir(parents=True, exist_ok=True)
     rows = [{"values": dict(run.setting), "directory": str(run.directory.relative_to(out))} for run in runs]
     replace_file(out / SWEEP_FILE, (json.dumps({"runs": rows}, indent=2) + "\n").encode())
-
-
-# Tuning with Optuna. All trials are in an SQLite file, so that a tuning which was stopped continues.
-
-_NUMBER = r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
-_RANGE = re.compile(rf"(?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?P<log>:log)?")
-STUDY_FILE = "study.db"
-HELD_OUT = 0.1
-"""Share of the training samples to judge by, unless the experiment holds out some already."""
-SEED_DISTANCE = 1000
-"""Added to the experiment's seed for the seed of trials."""
-
-
-def parse_range(key: str, text: str | Sequence[Any]) -> "optuna.distributions.BaseDistribution":
-    """What a key may be: a list of values, or a range as text; a range of whole numbers gives such."""
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if not isinstance(text, str):
-        return CategoricalDistribution(list(text))
-    found = _RANGE.fullmatch(text.strip())
-    if found is None:
-        raise InputError(f"{key}: {text!r} is not a range like 0.001..0.1 or 0.001..0.1:log")
-    low, high, log = found["low"], found["high"], found["log"] is not None
-    try:
-        if all(each.lstrip("+-").isdigit() for each in (low, high)):
-            return IntDistribution(int(low), int(high), log=log)
-        return FloatDistribution(float(low), float(high), log=log)
-    except ValueError as error:
-        raise InputError(f"{key}: {text!r} is not a range: {error}") from error
-
-
-@contextmanager
-def _translate_study_errors(path: Path) -> Iterator[None]:
-    """Turns what Optuna and SQLAlchemy raise on their file into a `StorageError` that names it."""
-    from optuna.exceptions import OptunaError
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except (OptunaError, SQLAlchemyError) as error:
-        # SQLAlchemy adds the statement and a web address on further lines.
-        raise StorageError(f"cannot use {path}: {shorten(str(error).splitlines()[0], 300)}") from error
-
-
-def _check_study_files(path: Path) -> None:
-    """SQLite follows links, so a directory that somebody else made could have it write anywhere."""
-    if set("?{}").intersection(str(path)):
-        raise InputError(f"out = {show(str(path.parent))}: must not contain ?, {{ or }}, which Optuna reads")
-    for name in (path.name, *(f"{path.name}-{suffix}" for suffix in ("journal", "wal", "shm"))):
-        file = path.with_name(name)
-        if file.is_symlink() or (file.exists() and not file.is_file()):
-            raise StorageError(f"cannot use {file}: it is a link, or not a regular file")
-
-
-def _list_complete(study: "optuna.study.Study", out: Path) -> "list[optuna.trial.FrozenTrial]":
-    import optuna
-
-    with _translate_study_errors(out / STUDY_FILE):
-        complete: list[optuna.trial.FrozenTrial] = study.get_trials(
-            states=(optuna.trial.TrialState.COMPLETE,)
-        )
-    return complete
-
-
-def _open_study(
-    base: Experiment, over: Mapping[str, str], seeds: Sequence[int], out: Path, metric: Metric
-) -> "optuna.study.Study":
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with translate_os_errors("create", out):
-        out.mkdir(parents=True, exist_ok=True)
-    _check_study_files(out / STUDY_FILE)
-    storage = optuna.storages.RDBStorage(f"sqlite:///{out / STUDY_FILE}")
-    study = optuna.create_study(
-        study_name="cfel",
-        storage=storage,
-        direction="maximize" if metric.better == "larger" else "minimize",
-        load_if_exists=True,
-    )
-    asked = {"experiment": experiment_toml(base), "over": json.dumps(over), "seeds": list(seeds)}
-    if (known := study.user_attrs) and known != asked:
-        differs = next(name for name in asked if known.get(name) != asked[name])
-        raise InputError(f"{out} has trials with another {differs}: choose another directory")
-    for name, value in asked.items():
-        study.set_user_attr(name, value)
-    # The sampler draws anew: with the same seed it would begin with the values it has tried already.
-    study.sampler = optuna.samplers.TPESampler(seed=base.seed + len(study.trials))
-    for lost in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
-        study.enqueue_trial(lost.params)
-        study.tell(lost.number, state=optuna.trial.TrialState.FAIL)
-    return study
-
-
-def _score_trial(runs: Sequence[PlannedRun], out: Path, options: RunOptions, metric: Metric) -> float:
-    """Executes the runs of a trial; returns the mean of their qualities within the budgets.
-
-    It is infinitely bad if training diverged or nothing was evaluated within the budgets.
-    """
-    worst = -math.inf if metric.better == "larger" else math.inf
-    try:
-        run_all(runs, out, options)
-    except DivergedError:
-        return worst
-    found = [find_quality_within_budgets(load_run(run.directory)) for run in runs]
-    return fmean(worst if each is None else each for each in found)
-
-
-# Whole runs side by side on a Ray cluster, one core each, where that is faster. A run is sent as the text of
-# its experiment and the path of its directory. Data files must be at the same path on every machine, and the
-# directory on storage that all machines share, unless there is only this one.
-
-# How long a run waits for an earlier process to release its directory: after a network failure that process
-# may still be alive and hold the lock.
-BUSY_SECONDS = 60.0
-# Speed of a worker when runs are split by device, relative to a worker that has a whole run to itself: for
-# models whose steps take tens of milliseconds, and for models whose steps take less time than a message.
-LARGE_MODEL_EFFICIENCY = 0.9
-SMALL_MODEL_EFFICIENCY = 0.3
-
-
-def _prefer_whole_runs(runs: Sequence[PlannedRun]) -> bool:
-    """Whether the connected cluster finishes these runs sooner side by side than one after another."""
-    from cfel.scaleout.cluster import cluster_cores
-
-    first = runs[0].experiment
-    automatic = replace(first, simulation=replace(first.simulation, engine="auto"))
-    small = automatic.resolve(automatic.build_world()).simulation.engine == "batched"
-    cores = cluster_cores()
-    workers = min(cores, first.simulation.workers) if first.simulation.workers else cores
-    return whole_runs_are_better(len(runs), workers, first.fleet.devices, small)
-
-
-def whole_runs_are_better(runs: int, workers: int, devices: int, small_model: bool) -> bool:
-    """Whether running whole runs side by side, each on one worker, is faster than one run at a time on all.
-
-    In units of one run on one worker, whole runs take ⌈runs / workers⌉. Runs split by device take
-    runs / (efficiency · min(workers, devices)), as at most one worker per device is busy. The model is small
-    if a local step takes less time than a message.
-    """
-    efficiency = SMALL_MODEL_EFFICIENCY if small_model else LARGE_MODEL_EFFICIENCY
-    return math.ceil(runs / workers) <= runs / (efficiency * min(workers, devices))
-
-
-def _run_on_cluster(runs: Sequence[PlannedRun], folder: Path, options: RunOptions) -> None:
-    """Executes whole runs on the connected cluster.
-
-    Raises:
-        RunDirectoryError: a directory cannot take its run; none has started then.
-        KeyboardInterrupt: the user interrupted them; every run that had started has a checkpoint.
-    """
-    from cfel.scaleout.run_sweep import Run, RunSweep, SweepCallbacks
-
-    function = partial(run_from_text, command=options.command)
-    wanted = [
-        Run(run.name, experiment_toml(run.experiment), run.directory.absolute(), options.resume)
-        for run in runs
-    ]
-    # Before any of them is followed: trackers would take what is in a directory for part of its run.
-    for run in wanted:
-        reject_unusable(run.directory, run.text, run.resume)
-    with _RoundReporter(runs, options) as reporter:
-        callbacks = SweepCallbacks(lambda run: reporter.report(run.name), options.interrupted, options.notify)
-        if not RunSweep(function, folder.absolute(), callbacks).execute(wanted):
-            raise KeyboardInterrupt
-
-
-class _RoundReporter(ExitStack):
-    """Reports runs on other machines by reading their logs: to `on_round` and to the trackers."""
-
-    def __init__(self, runs: Sequence[PlannedRun], options: RunOptions) -> None:
-        super().__init__()
-        self._runs = {run.name: run for run in runs}
-        self._options = options
-        self._reported: dict[str, int] = {}
-        self._report: dict[str, Callable[[RoundRecord], None]] = {}
-
-    def report(self, name: str) -> None:
-        """Reports the rounds that were added to a run's log since the last call."""
-        run = self._runs[name]
-        if not holds_run(run.directory):
-            return
-        if name not in self._report:
-            followed = self._options.follow(run.experiment, run.directory, name)
-            self._report[name] = self.enter_context(followed)
-        records = RunDirectory.open(run.directory).records()
-        for record in records[self._reported.get(name, 0) :]:
-            self._report[name](record)
-        # A directory that is being rewritten may briefly show fewer records than before.
-        self._reported[name] = max(self._reported.get(name, 0), len(records))
-
-
-def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command: tuple[str, ...]) -> bool:
-    """Executes a run in this process, one device at a time; this is the job of one core of the cluster.
-
-    Args:
-        text: the experiment as TOML.
-        directory: the run directory.
-        resume: continue the run in that directory.
-        stop: path of a file; once it exists, the run ends after the current round.
-        command: the command line, kept in `environment.json`.
-
-    Returns:
-        True if the run finished, False if it was stopped.
-    """
-    experiment = parse_experiment(tomllib.loads(text), ANY_CODE)
-    world = experiment.build_world()
-    resolved = experiment.resolve(world)
-    with PoolExecutor(world, replace(resolved.simulation, engine="threads", workers=1)) as executor:
-        run = partial(
-            run_in_directory,
-            world,
-            executor,
-            RunRequest(Path(directory), experiment_toml(resolved), command, resume),
-            resolved.simulation.checkpoint_every,
-            Watch(interrupted=Path(stop).exists),
-        )
-        try:
-            _run_when_free(run)
-        except KeyboardInterrupt:
-            return False
-    return True
-
-
-def _run_when_free(run: Callable[[], object]) -> None:
-    """Waits until no other process uses the run directory, then runs."""
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            run()
-        except RunBusyError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(1)
-        else:
-            return

@@ -12,8 +12,8 @@ Commands = Any
 """argparse's collection of sub-commands, whose type is private."""
 
 SUMMARIES = {
-    "demo": "compare HCEF with its baselines on 64 simulated devices",
-    "plan": "plan one round for a fleet, with a proven optimality gap",
+    "demo": "compare six schemes on 64 simulated devices",
+    "plan": "plan one round, with a proven optimality gap where the scheme solves a problem",
     "theory": "evaluate Theorem 1 for an experiment or a run, term by term",
     "run": "simulate one experiment",
     "compare": "simulate several schemes or other variants under the same conditions",

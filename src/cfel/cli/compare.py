@@ -24,7 +24,7 @@ from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arg
 from cfel.errors import InputError
 from cfel.experiment import Experiment
 from cfel.experiment.document import parse_assignment
-from cfel.report.table import TABLE_FORMATS, MainTable, check_formats, write_table
+from cfel.report.table import TABLE_FORMATS, MainTable, build_table, check_formats, write_table
 from cfel.rounds.run_directory import flatten
 from cfel.wording import plural
 
@@ -130,7 +130,7 @@ def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namesp
         print_json(comparison.summary)
         return 0
     console = Console(highlight=False)
-    print_main_table(console, comparison.main_table)
+    print_main_table(console, build_table(comparison.summary))
     print_overruns(console, comparison.describe_overruns())
     target, found = comparison.target, comparison.summary["schemes"]
     if target is not None and all(row["seconds_to_target"] is None for row in found.values()):

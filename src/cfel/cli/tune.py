@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 import cfel
-from cfel.api.runs import SEED_DISTANCE
+from cfel.api.tuning import SEED_DISTANCE
 from cfel.cli.arguments import (
     Commands,
     add_command,

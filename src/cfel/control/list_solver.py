@@ -6,7 +6,7 @@ clock is the slowest one that meets the device's time limit,
     s = kμ / (limit − θν), at least the slowest clock allowed;   energy = kα·e(s) + pθν
 
 with the device's clock curve e(s) = c + (1 − c)·s^γ. So each device has a short list of pairs, each with an
-objective and an energy, and the search for the price of energy (`prices`) applies as it does to P2. Its bound
+objective and an energy, and the search for the price of energy (`curves`) applies as it does to P2. Its bound
 says: no plan on the list with this makespan and this energy has a smaller objective.
 
 The caps say what a round may use, not what it should use. Slow clocks that fill a slack time cap, or uploads
@@ -44,7 +44,7 @@ from cfel.control.curves import (
     settle_within,
 )
 from cfel.control.problem import SLACK, RoundProblem, find_feasible_limits
-from cfel.control.solution import Proposal, Solution, prove, solve_without_dear
+from cfel.control.solution import Proposal, Solution, prove, solve_without_too_costly
 from cfel.system.conditions import PAPER_EXPONENT
 
 THETA_LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
@@ -358,7 +358,7 @@ def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | 
         table: the pairs to choose from and what each is worth.
         weighing: what time and energy are worth; None to use the caps up.
     """
-    return solve_without_dear(problem, lambda rest, _: _solve(rest, table, weighing))
+    return solve_without_too_costly(problem, lambda rest, _: _solve(rest, table, weighing))
 
 
 def _solve(problem: RoundProblem, table: PairTable, weighing: Weighing | None) -> Solution:

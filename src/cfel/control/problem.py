@@ -297,7 +297,7 @@ def find_feasible_limits(problem: RoundProblem) -> Limits:
     return Limits(seconds, battery, joules, time_cap, tuple(words), forced)
 
 
-def find_dear(problem: RoundProblem) -> BoolArray:
+def find_too_costly(problem: RoundProblem) -> BoolArray:
     """The few devices without which the energy cap can be met: each leaves less of it than it needs.
 
     One upload in a deep fade can take more joules than all devices may use together. Kept in the round, that
@@ -305,15 +305,15 @@ def find_dear(problem: RoundProblem) -> BoolArray:
     not even without these, or if they are most: then the budget is used up, and everybody is at the floor.
     """
     least = problem.joules(problem.rho_min, problem.theta_min)
-    dear, cap = least > problem.energy_cap / 2, problem.energy_cap
-    helps = float(least[~dear].sum()) * (1 - SLACK) <= cap < float(least.sum()) * (1 - SLACK)
-    return dear if helps and dear.mean() <= 0.5 else np.zeros_like(dear)
+    too_costly, cap = least > problem.energy_cap / 2, problem.energy_cap
+    helps = float(least[~too_costly].sum()) * (1 - SLACK) <= cap < float(least.sum()) * (1 - SLACK)
+    return too_costly if helps and too_costly.mean() <= 0.5 else np.zeros_like(too_costly)
 
 
-def describe_dear(problem: RoundProblem, dear: BoolArray) -> list[str]:
+def describe_too_costly(problem: RoundProblem, too_costly: BoolArray) -> list[str]:
     """A sentence for each device that is left out."""
-    least = problem.joules(problem.rho_min, problem.theta_min)[dear]
-    named = np.flatnonzero(dear) if problem.device is None else problem.device[dear]
+    least = problem.joules(problem.rho_min, problem.theta_min)[too_costly]
+    named = np.flatnonzero(too_costly) if problem.device is None else problem.device[too_costly]
     words = [
         f"device {name}: its lower bounds need {joules:.6g} J of the {problem.energy_cap:.6g} J of all "
         "devices; it is left out"

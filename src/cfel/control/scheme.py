@@ -5,7 +5,7 @@
 
 `plan` is pure: the same state and observation give the same plan, on any machine, in the simulator and in a
 deployment. The state is made of plain JSON values, so that it can travel with every plan and be stored in a
-checkpoint. Schemes live one per file in `schemes/`; this module does not know them.
+checkpoint. Schemes live in `schemes/`; this module does not know them.
 """
 
 import math

@@ -30,7 +30,7 @@ class Setting:
         backhaul: graph and mixing weights between edge servers.
         backhaul_seconds: of one gossip step, per cluster.
         model_bits: size of a full upload, as it is charged.
-        scheme: who does how much.
+        scheme: how much each device computes and sends.
         budget: what may be spent in all.
         charged_share: bits charged for every bit that a device sends.
         links: how often links are in use, where the scheme samples them.

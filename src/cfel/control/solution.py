@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray
-from cfel.control.problem import Limits, RoundProblem, describe_dear, find_dear
+from cfel.control.problem import Limits, RoundProblem, describe_too_costly, find_too_costly
 from cfel.errors import CfelError
 
 # How much a limit may be exceeded by rounding, relative to the limit.
@@ -92,22 +92,22 @@ class Solution:
         return float(self.device_seconds.max())
 
 
-def solve_without_dear(
+def solve_without_too_costly(
     problem: RoundProblem, solver: Callable[[RoundProblem, BoolArray], Solution]
 ) -> Solution:
-    """Solves a problem without the devices that alone put the energy cap out of reach (`find_dear`).
+    """Solves a problem without the devices that alone put the energy cap out of reach (`find_too_costly`).
 
     They get ρ = θ = 0 and cost nothing; what is proven is proven for the others. The solver gets the problem
     of those, and which devices they are.
     """
-    dear = find_dear(problem)
-    if not dear.any():
-        return solver(problem, ~dear)
-    found = solver(problem.take(~dear), ~dear)
+    too_costly = find_too_costly(problem)
+    if not too_costly.any():
+        return solver(problem, ~too_costly)
+    found = solver(problem.take(~too_costly), ~too_costly)
 
     def spread(values: FloatArray, missing: float = 0.0) -> FloatArray:
         whole = np.full(problem.devices, missing)
-        whole[~dear] = values
+        whole[~too_costly] = values
         return whole
 
     return replace(
@@ -115,7 +115,7 @@ def solve_without_dear(
         rho=spread(found.rho),
         theta=spread(found.theta),
         feasible=False,
-        violations=(*describe_dear(problem, dear), *found.violations),
+        violations=(*describe_too_costly(problem, too_costly), *found.violations),
         device_seconds=spread(found.device_seconds),
         device_joules=spread(found.device_joules),
         clock=None if found.clock is None else spread(found.clock, 1.0),

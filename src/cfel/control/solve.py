@@ -15,7 +15,7 @@ from cfel.control.curves import search_price
 from cfel.control.joint import interpolate_rho, solve_joint
 from cfel.control.problem import Limits, RoundProblem, find_feasible_limits
 from cfel.control.segments import DeviceTerms, PricedFleet
-from cfel.control.solution import Solution, prove, solve_without_dear
+from cfel.control.solution import Solution, prove, solve_without_too_costly
 from cfel.errors import InputError, unknown_name
 
 Method = Literal["joint", "alternating"]
@@ -54,7 +54,7 @@ def solve(
     if method == "joint" and (start is not None or stopping is not None):
         raise InputError("start, stopping: only method='alternating' takes them")
     rho, theta = _read_start(problem, start)
-    return solve_without_dear(
+    return solve_without_too_costly(
         problem, lambda rest, kept: _solve(rest, method, (rho[kept], theta[kept]), stopping or Stopping())
     )
 

@@ -80,7 +80,7 @@ class BuiltParts:
     """The parts of one run that names in an experiment lead to.
 
     Attributes:
-        scheme: who does how much.
+        scheme: how much each device computes and sends.
         algorithm: what devices train with.
         training: how they train; what the scheme asks of them overrides the file.
         edge_rules: what edge servers do with updates: the algorithm's part, then their own optimiser.

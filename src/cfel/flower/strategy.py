@@ -119,7 +119,7 @@ class PlannedFedAvg(FedAvg):  # type: ignore[misc]
         local_steps: τ, most local steps of a client in a round.
         time_budget: seconds for all rounds; None for no limit.
         energy_budget: joules for all rounds and clients; None for no limit.
-        scheme: who does how much: the name of a scheme, or its parameters.
+        scheme: how much each device computes and sends: the name of a scheme, or its parameters.
         nodes: conditions (`mu`, `alpha`, `nu`, `power`) by node id (a number), or by the `id` that a client
             answers (a text).
         whole: ends of names of arrays that clients do not sparsify.

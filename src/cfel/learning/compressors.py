@@ -2,7 +2,7 @@
 
 A compressor is a function `(vector, theta, key) -> Update`. An `Update` can add itself to a dense vector and
 knows its size in bits. θ is the share of a full upload: of entries for top-k, random-k and projection, of
-bits for quantisers, of numbers on average for ATOMO. Compressors have no state: for error feedback, `roles`
+bits for quantisers, of numbers on average for ATOMO. Compressors have no state: for error feedback, `device`
 keeps a residual. An update holds only what is sent; what both ends can derive from the key of a random stream
 is not. Bytes are in `packing`.
 """

@@ -1,6 +1,6 @@
 """What an edge server and a device exchange, and a device's state: frozen values without behaviour.
 
-How they travel is up to the drivers (`simulation`, `deployment`). `roles` computes with them.
+How they travel is up to the drivers (`simulation`, `deployment`). `device` computes with them.
 """
 
 import math

@@ -3,7 +3,7 @@
 The default is classification with cross-entropy and accuracy. For regression, next-character prediction and
 the like, a user-defined function ("module:function") builds another `Task`. Loss and metric return one value
 *per sample*, and the caller takes the mean, so that batches can be cut, padded and weighted. The training
-itself is in `local`, the work of a device in a round in `roles`.
+itself is in `local`, the work of a device in a round in `device`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -259,10 +259,10 @@ def _sort_key(order: Sequence[str], key: tuple[str, int]) -> tuple[int, int, str
     return (order.index(row) if row in order else len(order), known, row, seed)
 
 
-def group_by_scheme(runs: tuple[Run, ...]) -> dict[str, tuple[Run, ...]]:
-    """The runs of each scheme, in the order given."""
-    schemes = dict.fromkeys(run.scheme for run in runs)
-    return {scheme: tuple(run for run in runs if run.scheme == scheme) for scheme in schemes}
+def group_by_row(runs: tuple[Run, ...]) -> dict[str, tuple[Run, ...]]:
+    """The runs of each row (`Run.scheme`), in the order given."""
+    rows = dict.fromkeys(run.scheme for run in runs)
+    return {row: tuple(run for run in runs if run.scheme == row) for row in rows}
 
 
 def find_target(path: Path, runs: tuple[Run, ...]) -> float | None:

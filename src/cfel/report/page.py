@@ -12,7 +12,7 @@ from typing import Any
 
 from cfel.durable import replace_file
 from cfel.metric import Metric
-from cfel.report.load import Run, find_baseline, find_target, group_by_scheme, list_settings, load_runs
+from cfel.report.load import Run, find_baseline, find_target, group_by_row, list_settings, load_runs
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import SchemeStyle, assign_styles, css_variable, list_colours
 from cfel.report.summary import describe_overruns, find_interval, read_metric, summarise
@@ -49,7 +49,7 @@ def write_report(path: Path, target: float | None = None) -> Path:
 
 def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tuple[Picture, ...]) -> str:
     """The page as HTML."""
-    groups = group_by_scheme(runs)
+    groups = group_by_row(runs)
     styles = assign_styles(tuple(groups))
     settings = list_settings(runs)
     table = build_table(summary, settings)
@@ -99,7 +99,7 @@ def _render_stylesheet() -> str:
 def _render_subtitle(runs: tuple[Run, ...], target: float | None) -> str:
     rounds = max((len(run.records) for run in runs), default=0)
     fleet = runs[0].fleet
-    schemes, keys = len(group_by_scheme(runs)), runs[0].setting
+    schemes, keys = len(group_by_row(runs)), runs[0].setting
     parts = [
         f"{plural(fleet.devices, 'device')} in {plural(fleet.clusters, 'cluster')}",
         f"{plural(schemes, 'setting')} of {' and '.join(keys)}" if keys else plural(schemes, "scheme"),

@@ -24,7 +24,7 @@ from cfel.report.figures import (
     draw_stragglers,
     read_field,
 )
-from cfel.report.load import Run, find_baseline, find_target, group_by_scheme, list_settings, load_runs
+from cfel.report.load import Run, find_baseline, find_target, group_by_row, list_settings, load_runs
 from cfel.report.style import (
     Drawing,
     assign_styles,
@@ -103,7 +103,7 @@ class FigureSpec:
 
 def draw_pictures(runs: tuple[Run, ...], target: float | None) -> tuple[Picture, ...]:
     """Draws all figures that these runs have data for; of a sweep only those that compare its settings."""
-    figures = _list_figures(group_by_scheme(runs), target)
+    figures = _list_figures(group_by_row(runs), target)
     # A sweep may have hundreds of settings: the plans of each would take most of the page, and of the time.
     return draw_all(spec for spec in figures if not (spec.about and runs[0].setting))
 
@@ -131,7 +131,7 @@ def draw_one(groups: Groups, name: str, target: float | None) -> Picture:
 def _list_figures(groups: Groups, target: float | None) -> tuple[FigureSpec, ...]:
     styles = assign_styles(tuple(groups))
     runs = tuple(run for members in groups.values() for run in members)
-    shown = group_by_scheme(choose_lines(runs)) if runs[0].setting else groups
+    shown = group_by_row(choose_lines(runs)) if runs[0].setting else groups
     fleet = runs[0].fleet
     servers = plural(fleet.clusters, "edge server")
     return (

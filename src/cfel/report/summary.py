@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
 from cfel.metric import ACCURACY, Metric
-from cfel.report.load import Run, group_by_scheme, name_scheme
+from cfel.report.load import Run, group_by_row, name_scheme
 from cfel.runlog import RoundRecord
 from cfel.runlog.directory import list_metrics
 from cfel.validation import parse_toml
@@ -100,7 +100,7 @@ def summarise(runs: Sequence[Run], target: float | None, baseline: str | None = 
     Raises:
         InputError: there is no row of the baseline's name.
     """
-    groups = group_by_scheme(tuple(runs))
+    groups = group_by_row(tuple(runs))
     if baseline is not None and baseline not in groups:
         raise InputError(unknown_name("baseline", baseline, tuple(groups)))
     compared = baseline or (REFERENCE if REFERENCE in groups else None)

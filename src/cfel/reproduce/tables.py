@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from cfel.durable import replace_file
 from cfel.report.figures import Value, draw_accuracy
-from cfel.report.load import Run, group_by_scheme
+from cfel.report.load import Run, group_by_row
 from cfel.report.page import render_cells, render_document, render_gallery, render_provenance, render_table
 from cfel.report.pictures import Picture, write_pictures
 from cfel.report.style import INK, Drawing, SchemeStyle, assign_styles, new_figure
@@ -83,7 +83,7 @@ def draw_marked_accuracy(
     runs: tuple[Run, ...], x: Value, x_label: str, target: float | None, paper: Marks
 ) -> Drawing | None:
     """Draws accuracy curves with the paper's points."""
-    groups = group_by_scheme(runs)
+    groups = group_by_row(runs)
     styles = assign_styles(tuple(groups))
     marks = {name: point for name, point in paper.items() if name in styles}
     right = max((across for across, _ in marks.values()), default=0.0)

@@ -60,7 +60,7 @@ def combine_estimates(
     present: BoolArray | None = None,
     *,
     small_batches: bool = False,
-    habits: FloatArray | None = None,
+    influence: FloatArray | None = None,
 ) -> FleetEstimates:
     """Every device's σ² and G²; the mean of the others where a device has none or implausible ones.
 
@@ -68,10 +68,10 @@ def combine_estimates(
         known: every device's newest.
         present: the devices that the plan is for; None for all.
         small_batches: whether G² may come from a smaller batch than the full one, whose noise σ² is.
-        habits: of `update_habits`.
+        influence: of `update_influence`.
     """
     both = _both(known)
-    strange, influential = _find_implausible(both, present, small_batches, habits)
+    strange, influential = _find_implausible(both, present, small_batches, influence)
     missing = np.isnan(both[:, 0]) | strange | influential
     both[missing] = 0.0 if missing.all() else both[~missing].mean(axis=0)
     return FleetEstimates(both[:, 0], both[:, 1], _mean_kept_energy(known))
@@ -82,19 +82,19 @@ def view_estimates(
 ) -> FleetEstimates:
     """What the scheme sees of the estimates; arguments as for `combine_estimates`."""
     small = setting.small_batches is not None
-    return combine_estimates(known, present, small_batches=small, habits=control.habits)
+    return combine_estimates(known, present, small_batches=small, influence=control.habits)
 
 
-def note_habits(
+def note_influence(
     setting: Setting, control: ControlState, known: Sequence[Estimates | None], present: BoolArray
 ) -> ControlState:
     """The control after a plan with these estimates."""
     small = setting.small_batches is not None
-    return replace(control, habits=update_habits(control.habits, known, present, small_batches=small))
+    return replace(control, habits=update_influence(control.habits, known, present, small_batches=small))
 
 
-def update_habits(
-    habits: FloatArray | None,
+def update_influence(
+    influence: FloatArray | None,
     known: Sequence[Estimates | None],
     present: BoolArray | None = None,
     *,
@@ -105,13 +105,13 @@ def update_habits(
     Starts at zero, so that no single round makes a habit. Other arguments as for `combine_estimates`.
     """
     both = _both(known)
-    strange, influential = _find_implausible(both, present, small_batches, habits)
+    strange, influential = _find_implausible(both, present, small_batches, influence)
     counted = _find_counted(both, strange, present)
     if np.count_nonzero(counted) < _FEW_DEVICES:
-        return habits
-    before = np.zeros(len(both)) if habits is None else habits
-    influence = _influence_on(both, counted & ~influential)
-    after: FloatArray = np.where(counted, before + _NEW_SHARE * (influence - before), before)
+        return influence
+    before = np.zeros(len(both)) if influence is None else influence
+    newest = _influence_on(both, counted & ~influential)
+    after: FloatArray = np.where(counted, before + _NEW_SHARE * (newest - before), before)
     return after
 
 
@@ -120,7 +120,7 @@ def implausible_devices(
     present: BoolArray | None = None,
     *,
     small_batches: bool = False,
-    habits: FloatArray | None = None,
+    influence: FloatArray | None = None,
 ) -> list[int]:
     """The devices to report: their estimates are impossible, or would rule the plans of many.
 
@@ -129,7 +129,7 @@ def implausible_devices(
     without a message. Arguments as for `combine_estimates`.
     """
     both = _both(known)
-    _, influential = _find_implausible(both, present, small_batches, habits)
+    _, influential = _find_implausible(both, present, small_batches, influence)
     many = np.count_nonzero(~np.isnan(both[:, 0])) >= _FEW_DEVICES
     found = find_impossible(known, small_batches=small_batches)
     return sorted({*found, *np.flatnonzero(influential).tolist()}) if many else found
@@ -164,14 +164,14 @@ def most_influence(devices: int, others_ratio: float) -> float:
 
 
 def _find_implausible(
-    both: FloatArray, present: BoolArray | None, small_batches: bool, habits: FloatArray | None
+    both: FloatArray, present: BoolArray | None, small_batches: bool, influence: FloatArray | None
 ) -> tuple[BoolArray, BoolArray]:
     """Estimates that no honest device has while all learn, and those that would rule the plans."""
     far = _are_far(both)
     # The noise of a small batch may exceed that of a full one by any factor, if a device has few samples.
     strange = ~np.isnan(both[:, 0]) & (far if small_batches else far | _are_impossible(both))
     counted = _find_counted(both, strange, present)
-    habitual = _find_habitual(counted, habits)
+    habitual = _find_habitual(counted, influence)
     return strange, habitual | _find_influential(both, counted & ~habitual)
 
 
@@ -180,13 +180,13 @@ def _find_counted(both: FloatArray, strange: BoolArray, present: BoolArray | Non
     return counted if present is None else counted & present
 
 
-def _find_habitual(counted: BoolArray, habits: FloatArray | None) -> BoolArray:
+def _find_habitual(counted: BoolArray, influence: FloatArray | None) -> BoolArray:
     """Devices that raise the quotient in round after round; always less than half of all, and of many."""
     devices, habitual = int(np.count_nonzero(counted)), np.zeros_like(counted)
-    if habits is None or devices < _FEW_DEVICES:
+    if influence is None or devices < _FEW_DEVICES:
         return habitual
-    over = np.flatnonzero(counted & (habits > _MOST_HABIT / devices))
-    worst = over[np.argsort(-habits[over], kind="stable")][: (devices - 1) // 2]
+    over = np.flatnonzero(counted & (influence > _MOST_HABIT / devices))
+    worst = over[np.argsort(-influence[over], kind="stable")][: (devices - 1) // 2]
     habitual[worst] = True
     return habitual
 

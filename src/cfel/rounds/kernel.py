@@ -57,7 +57,8 @@ class ControlState:
         realised: what was spent with the steps really taken.
         spent_joules: per device, in the account that the budget counts.
         losses: newest mean training loss of every device, NaN before its first; None before any.
-        habits: how much each device usually raises (σ² + G²)/G² of all (`rounds.estimates`); None before any.
+        habits: running mean of each device's influence (`rounds.estimates`), under the name that checkpoints
+            and coordinators store; None before any.
     """
 
     rounds_done: int
@@ -168,7 +169,7 @@ def plan_edge_round(
 def find_late(
     setting: Setting, conditions: Conditions, plan: RoundPlan, work: Sequence[DeviceWork]
 ) -> set[int]:
-    """The devices whose uploads come after the deadline, though their plans do not.
+    """The devices whose uploads miss the deadline although their plans would have met it.
 
     Random steps may be more than were planned, and bits on the wire more than θ. Arguments as for
     `compute_outcome`; `work` may be that of some devices only.
@@ -360,7 +361,7 @@ def device_weights(setting: Setting, plan: RoundPlan, samples: Mapping[int, int]
 def _cap_samples(setting: Setting, samples: Mapping[int, int]) -> dict[int, float]:
     """What devices say they hold, up to what is known of them, or twice the cluster's median if that is more.
 
-    A device that claims 2⁵³ samples would else be the only one that counts.
+    A device that claims 2⁵³ samples would otherwise be the only one that counts.
     """
     # The lower of two middle values: of two devices, the larger claim must not vouch for itself.
     usual = float(median_low(samples.values())) if samples else 0.0

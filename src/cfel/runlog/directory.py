@@ -327,7 +327,7 @@ class RunDirectory:
             return Environment.from_json(self._text(_ENVIRONMENT))
 
     def fleet(self) -> FleetDescription:
-        """Who took part."""
+        """Clusters, backhaul and budgets of the run."""
         with translate_parse_errors(self.path / _FLEET):
             return FleetDescription.from_json(self._text(_FLEET))
 

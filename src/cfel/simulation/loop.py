@@ -24,7 +24,7 @@ from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, complete_model, model_sha256
-from cfel.rounds.estimates import needs_estimates, note_habits, view_estimates
+from cfel.rounds.estimates import needs_estimates, note_influence, view_estimates
 from cfel.rounds.kernel import (
     DeviceWork,
     EdgeRoundOutcome,
@@ -128,7 +128,7 @@ def run_edge_round(
     with _name_cluster(world):
         state = estimate(world, executor, state, conditions, edge_round)
         observation = _observe(setting, state, edge_round, conditions)
-        control = note_habits(setting, control, state.estimates, conditions.available)
+        control = note_influence(setting, control, state.estimates, conditions.available)
         plan, control = plan_edge_round(setting, control, observation)
         conditions, used = plan.leave_out(conditions), find_used(world.training.local, observation)
         rate = world.training.local.find_rate(used)

@@ -20,14 +20,9 @@ if TYPE_CHECKING:
     )
     from cfel.system.conditions import Conditions, RandomConditions
     from cfel.system.device_classes import DEVICE_CLASSES, DeviceClass, HardwareConditions
+    from cfel.system.device_table import read_devices
     from cfel.system.fleet import Fleet, FleetParameters, build_fleet, cluster_sizes
-    from cfel.system.traces import (
-        TraceConditions,
-        TraceParameters,
-        describe_short_trace,
-        read_devices,
-        read_trace,
-    )
+    from cfel.system.traces import TraceConditions, TraceParameters, describe_short_trace, read_trace
 
 __all__ = [
     "DEVICE_CLASSES",
@@ -59,8 +54,9 @@ _NAMES = {
     "backhaul": "Backhaul TopologyParameters build_backhaul check_mixing describe_bias target_weights zeta",
     "conditions": "Conditions RandomConditions",
     "device_classes": "DEVICE_CLASSES DeviceClass HardwareConditions",
+    "device_table": "read_devices",
     "fleet": "Fleet FleetParameters build_fleet cluster_sizes",
-    "traces": "TraceConditions TraceParameters describe_short_trace read_devices read_trace",
+    "traces": "TraceConditions TraceParameters describe_short_trace read_trace",
 }
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

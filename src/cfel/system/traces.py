@@ -1,8 +1,4 @@
-"""Files of devices that users write, CSV or Parquet: a table of one moment, and traces of many rounds.
-
-A device table has a row per device. Columns `mu`, `alpha`, `nu`, `power` and `cluster` are required; `id` or
-`name`, `rho_min`, `rho_max`, `theta_min`, `theta_max`, `battery`, `clock_static` and `clock_exponent` are
-optional, others are ignored.
+"""Traces of devices that users write, CSV or Parquet: their conditions in many rounds.
 
 A trace has a row per device, edge round and global round: columns `device`, `mu`, `alpha`, `nu`, `power`, and
 optionally `round`, `edge_round` (a missing column means one only) and `available` (1 or 0, true or false).
@@ -14,132 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import FleetFileError, InputError, unknown_name
 from cfel.system.conditions import Conditions
+from cfel.system.device_table import COSTS, read_costs
 from cfel.system.tables import Table, number_texts, read_table
-from cfel.validation import make_read_only
 from cfel.wording import plural
 
-COSTS = ("mu", "alpha", "nu", "power")
-NUMBERS = (
-    *(*COSTS, "rho_min", "rho_max", "theta_min", "theta_max", "battery"),
-    *("clock_static", "clock_exponent"),
-)
-NAMES = ("id", "name")
 AFTER_END = ("repeat", "hold", "reject")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceTable:
-    """Devices as read from a file, in the file's order.
-
-    Attributes:
-        mu, alpha, nu, power: as in `Conditions`.
-        cluster: number of the device's cluster, 0 … m−1.
-        cluster_labels: what the file calls cluster 0, 1, …, in order of first appearance.
-        names: what the file calls the devices, or None if it does not.
-        rho_min, rho_max, theta_min, theta_max: bounds per device, in [0, 1], or None if not in the file.
-        battery_joules: joules per device, infinity for an empty cell, or None if not in the file.
-        clock_static, clock_exponent: what a slower clock saves (`conditions.clock_energy`); None likewise.
-    """
-
-    mu: FloatArray
-    alpha: FloatArray
-    nu: FloatArray
-    power: FloatArray
-    cluster: IntArray
-    cluster_labels: tuple[str, ...]
-    names: NDArray[np.object_] | None = None
-    rho_min: FloatArray | None = None
-    rho_max: FloatArray | None = None
-    theta_min: FloatArray | None = None
-    theta_max: FloatArray | None = None
-    battery_joules: FloatArray | None = None
-    clock_static: FloatArray | None = None
-    clock_exponent: FloatArray | None = None
-
-    @property
-    def devices(self) -> int:
-        """Number of devices."""
-        return self.mu.size
-
-    @property
-    def clusters(self) -> int:
-        """Number of clusters."""
-        return len(self.cluster_labels)
-
-    def name(self, device: int) -> str:
-        """A device's name in the file, or else its number from 0."""
-        return str(device if self.names is None else self.names[device])
-
-    def conditions(self) -> Conditions:
-        """The table as conditions, with all devices present."""
-        return Conditions(self.mu, self.alpha, self.nu, self.power, np.ones(self.devices, dtype=bool))
-
-
-def read_devices(path: str | Path) -> DeviceTable:
-    """Reads a device table (columns: see the module).
-
-    Raises:
-        FleetFileError: names file, line, column and value of the first thing that is wrong.
-    """
-    table = read_table(path, (*COSTS, "cluster"), NUMBERS, ("cluster", *NAMES))
-    # In this order, so that the first thing that is wrong is named.
-    costs = _read_costs(table)
-    cluster, labels = number_texts(table.texts("cluster"))
-    rho_min, rho_max = _read_bounds(table, "rho")
-    theta_min, theta_max = _read_bounds(table, "theta")
-    return DeviceTable(
-        **costs,
-        cluster=make_read_only(cluster),
-        cluster_labels=labels,
-        names=_read_names(table),
-        rho_min=rho_min,
-        rho_max=rho_max,
-        theta_min=theta_min,
-        theta_max=theta_max,
-        battery_joules=table.floats("battery", least=0, blank=np.inf) if table.has("battery") else None,
-        clock_static=table.floats("clock_static", least=0, most=1) if table.has("clock_static") else None,
-        clock_exponent=table.floats("clock_exponent", least=0) if table.has("clock_exponent") else None,
-    )
-
-
-def _read_costs(table: Table) -> dict[str, FloatArray]:
-    return {
-        name: table.floats(name, above=0) if name == "mu" else table.floats(name, least=0) for name in COSTS
-    }
-
-
-def _read_bounds(table: Table, variable: str) -> tuple[FloatArray | None, FloatArray | None]:
-    names = (f"{variable}_min", f"{variable}_max")
-    low, high = (table.floats(name, least=0, most=1) if table.has(name) else None for name in names)
-    if low is not None and high is not None and (low > high).any():
-        row = int(np.argmax(low > high))
-        raise table.error(names[0], row, f"at most {names[1]}, which is {high[row]!s} there")
-    return low, high
-
-
-def _read_names(table: Table) -> NDArray[np.object_] | None:
-    column = next((name for name in NAMES if table.has(name)), None)
-    if column is None:
-        return None
-    names = table.texts(column)
-    if len(set(names.tolist())) != len(names):
-        raise table.error(column, _find_repeated(names), "different for every device, it occurs twice")
-    return names
-
-
-def _find_repeated(names: NDArray[np.object_]) -> int:
-    """The first row whose name occurred before."""
-    seen: set[str] = set()
-    for row, name in enumerate(names):
-        if name in seen:
-            return row
-        seen.add(name)
-    raise AssertionError("no name occurs twice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +114,7 @@ def read_trace(path: str | Path, *, hold: bool = False) -> TraceConditions:
     whole = [_count_from_zero(key) for key in (*whole, _read_devices(table))]
     shape = (int(whole[0].max()) + 1, int(whole[1].max()) + 1, int(whole[2].max()) + 1)
     order = _sort_rows(table, whole, shape)
-    costs = {name: values[order].reshape(shape) for name, values in _read_costs(table).items()}
+    costs = {name: values[order].reshape(shape) for name, values in read_costs(table).items()}
     available = _read_available(table, order).reshape(shape)
     return TraceConditions(str(path), **costs, available=available, hold=hold)
 

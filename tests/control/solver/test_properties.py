@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from cfel.control import RoundProblem, Solution, solve
-from cfel.control.problem import Limits, find_dear, find_feasible_limits
+from cfel.control.problem import Limits, find_feasible_limits, find_too_costly
 from cfel.control.solve import Method
 from tests.control import reference
 from tests.control.instances import FEMNIST, PAPER, SEEDS, WILD, paper_problem, wild_problem
@@ -23,11 +23,13 @@ SEARCHED = 1e-7
 
 def assert_proven(problem: RoundProblem, solution: Solution) -> None:
     """Bounds, limits, objective, gap and words, recomputed from the problem alone."""
-    dear = find_dear(problem)
-    if dear.any():
-        assert not np.any([solution.rho[dear], solution.theta[dear], solution.device_joules[dear]])
+    too_costly = find_too_costly(problem)
+    if too_costly.any():
+        assert not np.any(
+            [solution.rho[too_costly], solution.theta[too_costly], solution.device_joules[too_costly]]
+        )
         assert not solution.feasible
-    problem, rho, theta = problem.take(~dear), solution.rho[~dear], solution.theta[~dear]
+    problem, rho, theta = problem.take(~too_costly), solution.rho[~too_costly], solution.theta[~too_costly]
     assert (rho >= problem.rho_min).all()
     assert (rho <= problem.rho_max).all()
     assert (theta >= problem.theta_min).all()

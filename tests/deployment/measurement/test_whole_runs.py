@@ -19,7 +19,7 @@ from cfel.cost import after_edge_round, after_global_round, edge_round_cost, ope
 from cfel.deployment.measurement.measured_rounds import FederationMeasurements, apply_reports
 from cfel.deployment.measurement.plausibility import ObservedWork, bound_reports
 from cfel.learning.local.estimates import Estimates
-from cfel.rounds.estimates import combine_estimates, update_habits
+from cfel.rounds.estimates import combine_estimates, update_influence
 from cfel.system import Conditions
 from tests.deployment.measurement.test_plausibility import (
     CLUSTER,
@@ -59,13 +59,13 @@ def play(
 ) -> Run:
     """Plans, reports and charges every round."""
     scheme = build_scheme(SchemeParameters(name))
-    state, ledger, known, habits = scheme.init(), open_ledger(2), NOTHING, None
+    state, ledger, known, influence = scheme.init(), open_ledger(2), NOTHING, None
     present = np.arange(DEVICES) != LIAR if absent else np.ones(DEVICES, dtype=bool)
     asked, charged = [], np.zeros(DEVICES)
     newest = [*ESTIMATES[:LIAR], None if absent else estimates]
     for number in range(ROUNDS):
-        combined = combine_estimates(newest, present, habits=habits)
-        habits = update_habits(habits, newest, present)
+        combined = combine_estimates(newest, present, influence=influence)
+        influence = update_influence(influence, newest, present)
         observation = Observation(
             global_round=number,
             edge_round=0,

@@ -70,7 +70,7 @@ from cfel.rounds.estimates import (
     find_impossible,
     implausible_devices,
     needs_estimates,
-    note_habits,
+    note_influence,
     view_estimates,
 )
 from cfel.rounds.kernel import (
@@ -206,7 +206,7 @@ class Coordinator:
             state = add_estimates(state, self._bound(state, answers)[1].values())
             await self._stop_if_diverged(available, answers.values(), state)
         observation = self._observe(state, conditions)
-        control = note_habits(setting, control, state.estimates, conditions.available)
+        control = note_influence(setting, control, state.estimates, conditions.available)
         # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
         plan, control = await self._host.compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
@@ -257,9 +257,9 @@ class Coordinator:
 
     def _judge_estimates(self, state: CoordinatorState, arrived: set[int]) -> set[int]:
         """Reports implausible σ² and G² among those that have just arrived; returns whose are impossible."""
-        small, habits = self._world.setting.small_batches is not None, state.control.habits
+        small, influence = self._world.setting.small_batches is not None, state.control.habits
         present = np.isin(np.arange(len(state.estimates)), sorted(arrived))
-        found = implausible_devices(state.estimates, present, small_batches=small, habits=habits)
+        found = implausible_devices(state.estimates, present, small_batches=small, influence=influence)
         for device in arrived.intersection(found):
             self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
         # A device that is merely influential counts as the mean of the others, and its updates are useful.

@@ -1,8 +1,8 @@
-"""Trains many devices at once: the same updates as `roles.device_update`, up to the order of additions.
+"""Trains many devices at once: the same updates as `device.device_update`, up to the order of additions.
 
 With a small model, most of a device's time is the overhead of starting operations. Here the models of all
 devices are the rows of one matrix, and each iteration computes all gradients in one batched forward and
-backward pass. Random streams, step rules, estimates and compression are those of `roles`, device by device.
+backward pass. Random streams, step rules, estimates and compression are those of `device`, device by device.
 Models with statistics (batch norm) are not supported, as padding a batch would change them; nor are models
 that draw random numbers, as what one device draws would depend on the others. The algorithm must be SGD.
 """

@@ -2,7 +2,7 @@
 
 Both come from a few gradients at the same point. `Scatter` takes them one by one and keeps a running mean and
 scatter, so K gradients need the memory of two. Gradients are lists of tensors, as autograd returns them.
-Where to evaluate and which batches to draw is decided in `roles`.
+Where to evaluate and which batches to draw is decided in `device`.
 
 * `fresh` (the paper): K independent batches; σ̂² = scatter/(K−1), Ĝ² = ‖ḡ‖² − σ̂²/K.
 * `reuse`: the two halves of one batch of B out of n samples, drawn without replacement. The variance of a

@@ -2,7 +2,8 @@
 
 What is drawn for a step (batch, augmentation, dropout) depends on the order's key and the number of the step
 alone. What a step does is up to the algorithm. The estimates always come from the plain gradient, so that
-plans mean the same under every algorithm. `roles` loads the model before and compresses the difference after.
+plans mean the same under every algorithm. `device` loads the model before and compresses the difference
+after.
 """
 
 import math

@@ -17,6 +17,7 @@ from cfel.errors import CfelError
 from tests.cli.conftest import HEAD, Run, Write
 
 COLUMNS = ("mu", "alpha", "nu", "power")
+HCEF = ("--scheme", "hcef")
 
 
 def as_json(fleet: Path, columns: bool, **rest: Any) -> str:
@@ -34,7 +35,7 @@ def test_a_plan_by_hand(run: Run, one: Path) -> None:
 
     That takes 5 · 2/3 + 1 = 13/3 s and as many joules.
     """
-    answer = run("plan", one, "--json")
+    answer = run("plan", one, *HCEF, "--json")
     found = answer.document
     assert (answer.code, answer.err) == (0, "")
     assert found["rho"] == pytest.approx([2 / 3])
@@ -46,7 +47,7 @@ def test_a_plan_by_hand(run: Run, one: Path) -> None:
     assert found["device_joules"] == pytest.approx([13 / 3])
     assert (found["feasible"], found["violations"]) == (True, [])
     assert (found["time_cap"], found["energy_cap"], found["method"]) == ([None], None, "joint")
-    shown = run("plan", one).out
+    shown = run("plan", one, *HCEF).out
     for words in ("only", "home", "0.667", "4.33 J (no limit)", "all limits are kept", "none"):
         assert words in shown
     assert "inf" not in shown
@@ -56,7 +57,7 @@ def test_a_plan_by_hand(run: Run, one: Path) -> None:
 
 def test_the_verdict_names_its_limits(run: Run, fleet: Path, write: Write) -> None:
     """One cap for all; a cap of its own for each cluster; and values far below one, which are not 0."""
-    shown = run("plan", fleet, "--time-cap", 450, "--energy-cap", 300).out
+    shown = run("plan", fleet, *HCEF, "--time-cap", 450, "--energy-cap", 300).out
     for line in (
         "  19 devices limited by energy: a joule helps more on another device\n",
         "  1 device limited by time: the cluster's whole time cap is used\n",
@@ -66,22 +67,22 @@ def test_the_verdict_names_its_limits(run: Run, fleet: Path, write: Write) -> No
     ):
         assert line in shown
     caps = write("caps.json", as_json(fleet, False, time_cap=[400, 350, 300]))
-    assert "time    400.0 s of 400.0 s in cluster plant (slowest: plant-5)\n" in run("plan", caps).out
-    small = run("plan", write("small.csv", f"{HEAD}\na,0.023,0.0153,0.023,0.0153,x\n")).out
+    assert "time    400.0 s of 400.0 s in cluster plant (slowest: plant-5)\n" in run("plan", caps, *HCEF).out
+    small = run("plan", write("small.csv", f"{HEAD}\na,0.023,0.0153,0.023,0.0153,x\n"), *HCEF).out
     assert "time    0.0997 s (no limit; slowest: a)\n" in small
     assert "energy  0.0514 J (no limit)\n" in small
     large = write("large.csv", f"{HEAD}\na,2000,1,1,1,x\nb,1,1,1,1,x\n")
-    assert run("plan", large, "--time-cap", 5000).out.count(" 5,000.0 ") == 5
+    assert run("plan", large, *HCEF, "--time-cap", 5000).out.count(" 5,000.0 ") == 5
 
 
 def test_options_reach_the_problem(run: Run, one: Path) -> None:
     """σ² = 0: ρ + 3(1−ρ)² is least at 5/6; with w = 2 it is 2/3; τ = 2 changes only the cost."""
-    found = run("plan", one, "--sigma2", 0, "--json").document
+    found = run("plan", one, *HCEF, "--sigma2", 0, "--json").document
     assert found["rho"] == pytest.approx([5 / 6])
-    found = run("plan", one, "--sigma2", 0, "--noise-weight", 2, "--tau", 2, "--json").document
+    found = run("plan", one, *HCEF, "--sigma2", 0, "--noise-weight", 2, "--tau", 2, "--json").document
     assert found["rho"] == pytest.approx([2 / 3])
     assert found["device_seconds"] == pytest.approx([2 * 2 / 3 + 1])
-    found = run("plan", one, "--g2", 0, "--rho-min", 0.25, "--theta-min", 0.5, "--json").document
+    found = run("plan", one, *HCEF, "--g2", 0, "--rho-min", 0.25, "--theta-min", 0.5, "--json").document
     assert found["rho"] == [0.25]
 
 
@@ -103,7 +104,7 @@ def test_every_format_means_the_same(run: Run, fleet: Path, tmp_path: Path, form
 
 def test_options_go_before_the_document(run: Run, fleet: Path, write: Write) -> None:
     file = write("fleet.json", as_json(fleet, False, time_cap=[450, 450, 450], energy_cap="inf", tau=3))
-    found = run("plan", file, "--time-cap", 300, "--json").document
+    found = run("plan", file, *HCEF, "--time-cap", 300, "--json").document
     assert found["time_cap"] == [300, 300, 300]
     assert found["device_seconds"] == pytest.approx(
         solve(read_problem(file, {"time_cap": 300.0}).problem).device_seconds.tolist()
@@ -122,7 +123,7 @@ def test_budgets_become_caps(run: Run, fleet: Path) -> None:
 
 
 def test_algorithm_3_and_its_start(run: Run, fleet: Path) -> None:
-    options = ("--time-cap", 450, "--energy-cap", 300, "--json")
+    options = (*HCEF, "--time-cap", 450, "--energy-cap", 300, "--json")
     best = run("plan", fleet, *options).document
     found = run("plan", fleet, *options, "--method", "alternating", "--start", 0.3).document
     problem = read_problem(fleet, {"time_cap": 450.0, "energy_cap": 300.0}).problem
@@ -136,7 +137,7 @@ def test_algorithm_3_and_its_start(run: Run, fleet: Path) -> None:
 
 def test_csv_holds_the_whole_table(run: Run, fleet: Path, tmp_path: Path) -> None:
     file = tmp_path / "plan.csv"
-    found = run("plan", fleet, "--energy-cap", 300, "--rows", 1, "--csv", file, "--json").document
+    found = run("plan", fleet, *HCEF, "--energy-cap", 300, "--rows", 1, "--csv", file, "--json").document
     with file.open(encoding="utf-8", newline="") as text:
         rows = list(csv.DictReader(text))
     assert len(rows) == 20
@@ -156,14 +157,14 @@ def test_few_rows_say_that_there_are_more(run: Run, fleet: Path) -> None:
 
 def test_caps_out_of_reach_are_reported_not_rejected(run: Run, fleet: Path) -> None:
     """roof-7 needs 0.1 · 5 · 144.5 + 0.01 · 6.9 = 72.319 s at the least."""
-    answer = run("plan", fleet, "--time-cap", 1, "--energy-cap", 1)
+    answer = run("plan", fleet, *HCEF, "--time-cap", 1, "--energy-cap", 1)
     words = " ".join(answer.out.split())
     assert answer.code == 0
     assert "not met: cluster roof: time cap 1 s is out of reach" in words
     assert "72.319 s" in words
     assert "not met: energy cap 1 J is below the" in words
     assert "all limits are kept" not in words
-    found = run("plan", fleet, "--time-cap", 1, "--on-unreachable", "minimum", "--json").document
+    found = run("plan", fleet, *HCEF, "--time-cap", 1, "--on-unreachable", "minimum", "--json").document
     assert (found["feasible"], found["time_cap"]) == (False, [1.0] * 3)
     assert found["rho"] == pytest.approx([0.1] * 20)
 
@@ -171,12 +172,13 @@ def test_caps_out_of_reach_are_reported_not_rejected(run: Run, fleet: Path) -> N
 def test_battery_is_kept(run: Run, write: Write) -> None:
     """3 J are enough for θ = 1 and ρ = 0.4, or less of both: all of it is used, the other has no limit."""
     file = write("two.csv", f"{HEAD},battery\na,1,1,1,1,x,3\nb,1,1,1,1,x,\n")
-    shown = run("plan", file).out
-    found = run("plan", file, "--json").document
+    shown = run("plan", file, *HCEF).out
+    found = run("plan", file, *HCEF, "--json").document
     assert found["device_joules"] == pytest.approx([3, 13 / 3])
     assert "1 device limited by battery: " in shown
     rows = [{"mu": 1, "alpha": 1, "nu": 1, "power": 1, "cluster": "x", "battery": left} for left in (3, None)]
-    assert run("plan", write("two.json", json.dumps({"devices": rows})), "--json").document == found
+    again = run("plan", write("two.json", json.dumps({"devices": rows})), *HCEF, "--json")
+    assert again.document == found
 
 
 def test_any_scheme_plans(run: Run, fleet: Path, write: Write) -> None:
@@ -195,7 +197,8 @@ def test_any_scheme_plans(run: Run, fleet: Path, write: Write) -> None:
     # Its bound says nothing about another makespan or another energy.
     words = " ".join(shown.split())
     assert "proof the objective of hcef_plus is < 0.0001 % above the least of its plans for the time" in words
-    assert " clock " not in run("plan", fleet, *caps).out
+    assert run("plan", fleet, *caps).out == shown
+    assert " clock " not in run("plan", fleet, *caps, *HCEF).out
     options = ("--scheme", "hcef_plus", "--scheme-option", "least_speed=0.9", "--scheme-option", "noise=0.2")
     assert min(run("plan", fleet, *caps, *options, "--json").document["speed"]) >= 0.9
     beside = write("beside.csv", fleet.read_text())
@@ -219,7 +222,7 @@ def test_any_scheme_plans(run: Run, fleet: Path, write: Write) -> None:
             ["--scheme", "cef+small_batches", "--batch", 9, "--step-overhead", 1],
             "--step-overhead = 1.0: must",
         ),
-        (["--step-overhead", 0.1], "--step-overhead: only with another scheme than hcef"),
+        ([*HCEF, "--step-overhead", 0.1], "--step-overhead: only with another scheme than hcef"),
     ],
 )
 def test_what_a_scheme_needs(run: Run, fleet: Path, options: list[object], message: str) -> None:
@@ -269,7 +272,7 @@ def test_failures_of_the_solver_exit_with_1(run: Run, one: Path, monkeypatch: py
         raise CfelError("[no] plan")
 
     monkeypatch.setattr("cfel.api.plan.solve", broken)
-    answer = run("plan", one)
+    answer = run("plan", one, *HCEF)
     assert (answer.code, answer.out, answer.err) == (1, "", "failed: [no] plan\n")
 
 
@@ -278,7 +281,7 @@ def test_an_interruption_exits_with_130(run: Run, one: Path, monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr("cfel.api.plan.solve", stopped)
-    assert run("plan", one).code == 130
+    assert run("plan", one, *HCEF).code == 130
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ interval of ρ. Along a segment the cost is a convex quadratic in ρ with a clos
 answer for one device is the best of at most four numbers, and for a fleet it is a few array operations.
 
 Objectives are divided by A = σ² + G², which keeps all numbers near 1. The energy cap that couples the devices
-is not here; `prices.search_energy_price` finds the price at which they keep to it.
+is not here; `curves.search_price` finds the price at which they keep to it.
 """
 
 from dataclasses import dataclass, fields, replace

@@ -21,7 +21,6 @@ from cfel.deployment.protocol.messages import Body, Message, encode
 from cfel.deployment.security.identity import Identity
 from cfel.errors import NotAdmittedError, RejectedError, StaleTermError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
-from cfel.learning.local.estimates import Estimates
 from cfel.runlog import RoundRecord
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, MemoryClient, claim_term, play_to_the_end
@@ -143,16 +142,21 @@ def test_commands_out_of_place(
     asyncio.run(play())
 
 
+def exaggerate(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
+    """Device 5 tells an absurd σ²; the rest of its upload is well formed."""
+    if order.device == 5 and report.estimates is not None:
+        report = replace(report, estimates=replace(report.estimates, sigma2=1e90, g2=1.0))
+    return make_upload(report, order, measured)
+
+
+@pytest.mark.parametrize("scheme", ["hcef", "hcef_plus"])
 def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     """Device 5 tells σ² = 10⁹⁰ in every upload: not believed, counted, and nobody is asked for less."""
-    experiment = deployed({"rounds": {"global": 3, "edge": 1}, "local": {"estimator": "reuse"}})
-
-    def lie(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
-        if order.device == 5:
-            report = replace(report, estimates=Estimates(1e90, 1.0))
-        return make_upload(report, order, measured)
+    experiment = deployed(
+        {"rounds": {"global": 3, "edge": 1}, "local": {"estimator": "reuse"}, "scheme": {"name": scheme}}
+    )
 
     async def play(directory: Path) -> tuple[list[float], int]:
         async with Federation(experiment, directory) as federation:
@@ -165,7 +169,7 @@ def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
             return [line.rho_mean for line in federation.records()], sum(counts)
 
     honest, none = asyncio.run(play(tmp_path / "honest"))
-    monkeypatch.setattr(device_agent, "make_upload", lie)
+    monkeypatch.setattr(device_agent, "make_upload", exaggerate)
     swayed, doubts = asyncio.run(play(tmp_path / "lying"))
     assert (none, doubts) == (0, 3)
     assert swayed[0] == honest[0]
@@ -173,19 +177,15 @@ def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
     assert swayed[2] > 0.2
 
 
+@pytest.mark.parametrize("scheme", ["hcef", "hcef_plus"])
 def test_repeated_absurd_estimates_lead_to_quarantine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     """Its updates are well formed, so its edge server never rejects one."""
-
-    def lie(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
-        if order.device == 5:
-            report = replace(report, estimates=Estimates(1e90, 1.0))
-        return make_upload(report, order, measured)
-
-    monkeypatch.setattr(device_agent, "make_upload", lie)
+    monkeypatch.setattr(device_agent, "make_upload", exaggerate)
     experiment = deployed(
-        {"rounds": {"global": 4, "edge": 1}, "local": {"estimator": "reuse"}}, quarantine_after=2
+        {"rounds": {"global": 4, "edge": 1}, "local": {"estimator": "reuse"}, "scheme": {"name": scheme}},
+        quarantine_after=2,
     )
     lines = play_to_the_end(experiment, tmp_path)
     assert [line.devices_taking_part for line in lines] == [6, 6, 5, 5]

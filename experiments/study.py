@@ -151,8 +151,6 @@ def list_learning(dataset: str) -> Rows:
             "small": (SMALL, MANY),
             "small-shared": tuned,
             "small-shared-smallest_tenth": (*tuned, "scheme.options.least_batch=0.1"),
-            "small-shared-horizon_50": (*tuned, "scheme.options.horizon=50.0"),
-            "small-shared-noise_0.3": (*tuned, "scheme.options.noise=0.3"),
             "small-shared-twice_the_rate": (*tuned, f"local.learning_rate={twice}"),
         },
     }
@@ -263,6 +261,53 @@ def list_static() -> Rows:
             plan = (f"scheme.options.samples={samples}", f"scheme.options.theta={theta}")
             rows[f"static-n{samples:02}-th{theta:g}-tau{tau}"] = ("scheme.name=static", *plan, *options)
     return rows
+
+
+PROGRESS_PLANS = (
+    *((10, 0.1, 2), (2, 0.1, 2), (5, 0.1, 2), (25, 0.1, 2), (50, 0.1, 2), (10, 0.03, 2), (10, 0.3, 2)),
+    *((10, 1.0, 2), (10, 0.1, 1), (10, 0.1, 5)),
+)
+"""Samples, θ and τ: one plan, and others that differ from it in one of the three."""
+
+ORTHOGONAL = (
+    *("aggregation.optimiser=orthogonal", "aggregation.schedule=cosine", "aggregation.final_rate=0.1"),
+    "local.schedule_by=budget",
+)
+"""The edge servers' part of the preset `best`, without its rate."""
+
+
+def list_static_plan(samples: int, theta: float, tau: int) -> Changes:
+    """A static plan with shared momentum, until the budgets are used up."""
+    plan = (f"scheme.options.samples={samples}", f"scheme.options.theta={theta}", f"rounds.local={tau}")
+    often = ("rounds.global=2000", f"simulation.evaluate_every={EVALUATE_EVERY[tau]}")
+    return ("scheme.name=static", SMALL, SHARED, *plan, *often)
+
+
+def list_progress() -> Rows:
+    """Static plans that differ in one of samples, θ and τ, with the training options of `best`."""
+    return {
+        f"static-n{samples:02}-th{theta:g}-tau{tau}": (
+            *list_static_plan(samples, theta, tau),
+            *ORTHOGONAL,
+            "aggregation.learning_rate=2",
+        )
+        for samples, theta, tau in PROGRESS_PLANS
+    }
+
+
+def list_best(dataset: str) -> Rows:
+    """HCEF+ with its training options, others with the same ones, and CEF as printed and with a deadline."""
+    options = (*ORTHOGONAL, "aggregation.learning_rate=1.5", "rounds.global=2000")
+    fifth = (*charge_batch(dataset, 10, MEASURED_OVERHEAD[dataset]), SHARED)
+    slow = "scheme.slow_clocks=true"
+    return {
+        "cef": ("scheme.name=cef",),
+        "cef-deadline-clocks": ("scheme.name=cef", "scheme.deadline_seconds=800", slow),
+        "p_fedavg-options": ("scheme.name=p_fedavg", slow, *fifth, *options, "rounds.local=2"),
+        "static-options": (*list_static_plan(10, 0.1, 2), *options),
+        "hcef_plus": ("scheme.name=hcef_plus", "rounds.global=2000"),
+        "hcef_plus-options": ("scheme.name=hcef_plus", SHARED, *options, "simulation.evaluate_every=2"),
+    }
 
 
 def stop_at_budgets(dataset: str) -> Changes:
@@ -739,7 +784,7 @@ def tabulate_rates(out: Path, target: float) -> tuple[dict[str, Any], str]:
         "rows": {row: asdict(own) for row, own in found.items()},
     }
     cells = [[f"`{row}`", *own.show(), f"{own.reached} of {len(seeds)}"] for row, own in found.items()]
-    return {"item": "rates-cef", **document}, format_rows(("Row", *OUTCOME, "Reached"), cells)
+    return {"item": "rates", **document}, format_rows(("Row", *OUTCOME, "Reached"), cells)
 
 
 TUNED = (("FEMNIST", "femnist", 75), ("CIFAR-10", "cifar10", 55), ("CIFAR-10", "cifar10", 60))
@@ -831,6 +876,24 @@ STUDIES = {
         "HCEF+ beside a grid of static plans until the same budgets are used up",
         tabulate_static,
         rows=dict.fromkeys(DATASETS, list_static()),
+        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
+        seeds=(0, 1, 2),
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
+    ),
+    "progress": Study(
+        "what steps, batches and uploads are worth: static plans on held-out samples",
+        tabulate_rates,
+        rows=dict.fromkeys(DATASETS, list_progress()),
+        common={dataset: (*stop_at_budgets(dataset), "data.held_out=0.1") for dataset in DATASETS},
+        seeds=(10,),
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
+    ),
+    "best": Study(
+        "HCEF+ with its training options, and others with the same ones, until the same budgets are used up",
+        tabulate_under_budgets,
+        rows={dataset: list_best(dataset) for dataset in DATASETS},
         common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
         seeds=(0, 1, 2),
         rounds={"cifar10": 8, "femnist": 12},

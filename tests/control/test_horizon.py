@@ -133,5 +133,5 @@ def test_a_generous_limit_of_rounds_does_not_starve_the_plans(scheme: str) -> No
             break
         shares.append(float(np.mean([plan.rho.mean() for plan in each.plans])))
     assert 10 < len(shares) < 100
-    # HCEF+ takes one step of five at least, which is a share of 0.2; HCEF a tenth.
-    assert np.mean(shares) > 0.22
+    # HCEF's floor is a tenth. HCEF+ takes one step of five on two of ten samples at least: 0.05 of the work.
+    assert np.mean(shares) > (0.22 if scheme == "hcef" else 0.1)

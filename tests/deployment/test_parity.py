@@ -74,6 +74,15 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
             "budget": {"share_of_cef": 0.6},
         },
     ),
+    # All that the first row of the README trains with: the edge server's rate falls with the budget.
+    "the best training options": (
+        {
+            "local": {"algorithm": "shared_momentum", "momentum": 0.9, "schedule_by": "budget"},
+            "scheme": {"name": "hcef_plus"},
+            "aggregation": {"optimiser": "orthogonal", "learning_rate": 1.5, "schedule": "cosine"},
+        },
+        {"rounds": {"global": 3}, "budget": {"seconds": 2000, "joules": 2000}},
+    ),
     # Compressors that the scheme brings, state that follows losses, weights per step, wrong estimates.
     **{
         f"fedpaq, {kind}": (TWO_ROUNDS, {"scheme": {"name": "fedpaq", "options": {"compressor": kind}}})

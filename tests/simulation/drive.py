@@ -21,6 +21,7 @@ TINY: Mapping[str, Any] = {
     "data": {"beta": 1.0},
     "local": {"learning_rate": 0.05},
     "fleet": {"devices": 6, "clusters": 3, "conditions": {"alpha_joules": 0.15}},
+    "scheme": {"name": "hcef"},
     "simulation": {"engine": "threads", "workers": 2},
 }
 

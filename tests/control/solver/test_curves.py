@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,7 +152,7 @@ def test_a_large_fleet_is_priced_like_its_copies(build: Build) -> None:
     small = case(devices=70)
     many = 150
     names = ("mu", "alpha", "nu", "power", "cluster", "rho_min", "rho_max", "theta_min", "theta_max")
-    copied = {name: np.tile(getattr(small, name), many) for name in names}
+    copied: dict[str, Any] = {name: np.tile(getattr(small, name), many) for name in names}
     large = replace(small, **copied, energy_cap=many * small.energy_cap)
     one, all_ = (search_price(build(each), each.energy_cap) for each in (small, large))
     assert all_.lower_bound == pytest.approx(many * one.lower_bound, rel=1e-6)

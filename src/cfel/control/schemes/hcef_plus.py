@@ -79,7 +79,8 @@ class Options:
             weight that the budgets give.
         least_speed: smallest share of its clock a device may run at, in (0, 1].
         gossip_steps: gossip steps at each exchange, ≥ 1.
-        least_batch: smallest batch, as a share of the full one, in (0, 1]; never below two samples.
+        least_batch: smallest batch, as a share of the full one, in (0, 1]; never below two samples. Without
+            batch norm, which fails on few samples, less than the default may pay off.
         local_steps: k, where it is not to be planned, ≥ 1; at most τ is taken.
     """
 
@@ -93,7 +94,7 @@ class Options:
     time_weight: float | None = None
     least_speed: float = 0.5
     gossip_steps: int = 2
-    least_batch: float = 0.04
+    least_batch: float = 0.2
     local_steps: int | None = None
 
     def __post_init__(self) -> None:

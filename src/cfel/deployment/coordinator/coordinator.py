@@ -210,10 +210,9 @@ class Coordinator:
         # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
         plan, control = await self._host.compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
-        local = self._world.training.local
-        rate = local.find_rate(find_used(local, observation))
+        used = find_used(self._world.training.local, observation)
         asked = tuple(plan.leave_out(conditions).available.tolist())
-        return replace(state, plan=plan, control=control, available=asked, rate=rate)
+        return replace(state, plan=plan, control=control, available=asked, used=used)
 
     def _list_absent(self, state: CoordinatorState) -> BoolArray:
         """Per device, whether it or its edge server is not there, or is left out."""

@@ -72,7 +72,7 @@ class CoordinatorState:
         started_at: time of day at the start of this global round, by the coordinator's machine.
         plan: of the next edge round, once there is one.
         available: who takes part in it.
-        rate: share of the learning rate in it.
+        used: share of the run that is over, by which learning rates fall.
         measured: what devices and clocks measured, where conditions are measured.
     """
 
@@ -88,7 +88,7 @@ class CoordinatorState:
     plan: RoundPlan | None = None
     available: tuple[bool, ...] = ()
     measured: FederationMeasurements | None = None
-    rate: float = 1.0
+    used: float = 0.0
 
     @property
     def position(self) -> Position:

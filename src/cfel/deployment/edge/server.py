@@ -265,12 +265,13 @@ class EdgeServer:
         async with self._busy:
             self._check_position(at)
             self._phase = "training"
-            state, rate = self.state, coordinator_state.rate
+            state, used = self.state, coordinator_state.used
+            rate = self.world.training.local.find_rate(used)
             orders = self._make_orders(at, coordinator_state.available, plan, rate)
             answers = await self._devices.collect_reports(orders, state.last_used_rounds)
             late = self._find_late(at, plan, answers.values)
             reports = [report for n, report in answers.values.items() if n not in late]
-            model = await self._aggregate(state.model, plan, reports, rate)
+            model = await self._aggregate(state.model, plan, reports, used)
             # Each update is finite, but their sum is not. The round counts as one without devices.
             if model is None:
                 _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
@@ -278,8 +279,8 @@ class EdgeServer:
             plannable = tuple(self._devices.list_plannable())
             results = _list_results(plan, answers)
             answer = PlanAnswer(results, plannable, answers.seconds, answers.diverged)
-            used = [result.device for result in results if result.device not in late]
-            await self._advance(_after_edge_round(state, at, coordinator_state, model, answer, used))
+            taken = [result.device for result in results if result.device not in late]
+            await self._advance(_after_edge_round(state, at, coordinator_state, model, answer, taken))
             return answer
 
     def _find_late(self, at: Position, plan: RoundPlan, reports: Mapping[int, DeviceReport]) -> set[int]:
@@ -291,16 +292,19 @@ class EdgeServer:
         return find_late(setting, setting.conditions(*at[:2]), plan, work)
 
     async def _aggregate(
-        self, model: FlatModel, plan: RoundPlan, reports: Sequence[DeviceReport], rate: float
+        self, model: FlatModel, plan: RoundPlan, reports: Sequence[DeviceReport], used: float
     ) -> FlatModel | None:
         """The new model; None if it would not be finite, though each update is."""
         samples = {report.device: report.samples for report in reports}
         world = self.world
         weights = device_weights(world.setting, plan, samples)
-        share, rate = len(reports) / len(self._devices.devices), world.training.local.learning_rate * rate
+        share, local = len(reports) / len(self._devices.devices), world.training.local
+        rate = local.learning_rate * local.find_rate(used)
 
         def add_up() -> FlatModel | None:
-            made = update_edge_model(model, reports, weights, world.edge_rules, share=share, rate=rate)
+            made = update_edge_model(
+                model, reports, weights, world.edge_rules, share=share, rate=rate, used=used
+            )
             return made if made.is_finite() else None
 
         return await self.host.compute.run(add_up)

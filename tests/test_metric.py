@@ -21,8 +21,8 @@ def test_numbers_have_their_unit() -> None:
 
 
 def test_differences_have_a_sign() -> None:
-    found = [ACCURACY.format_difference(each) for each in (0.018, -0.026, 0.0, -0.0001)]
-    assert found == ["+1.8", "−2.6", "0.0", "0.0"]
+    found = [ACCURACY.format_difference(each) for each in (0.018, -0.026, 0.0, 0.0007, -0.00003)]
+    assert found == ["+1.8", "−2.6", "0.0", "+0.07", "0.00"]
 
 
 def test_directions() -> None:

@@ -75,7 +75,9 @@ class Metric:
 
     def format_difference(self, value: float) -> str:
         """A difference between two numbers, with its sign and without its unit."""
-        text = self.format_plain(abs(value))
+        # Below one point with another digit, or numbers shown as 94.7 and 94.6 could differ by "0.0".
+        small = self.unit == "%" and 0 < abs(value) < 0.01
+        text = f"{100 * abs(value):.2f}" if small else self.format_plain(abs(value))
         return f"{'−' if value < 0 else '+'}{text}" if text.strip("0.") else text
 
     def format_plain(self, value: float) -> str:

@@ -59,6 +59,12 @@ def test_wrong_usage(run: Run, arguments: list[str]) -> None:
     assert answer.err.startswith("usage: cfel")
 
 
+def test_a_second_key_after_set(run: Run) -> None:
+    answer = run("run", "any.toml", "--set", "rounds.global=2", "fleet.devices=16")
+    assert answer.code == 2
+    assert "unrecognized arguments: fleet.devices=16 (write --set before each of them)" in answer.err
+
+
 def test_the_script(fleet: Path) -> None:
     done = subprocess.run(
         [script(), "plan", fleet, "--time-cap", "400", "--json"], capture_output=True, text=True, check=False

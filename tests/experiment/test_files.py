@@ -183,6 +183,12 @@ def test_bad_class_files_are_named(tmp_path: Path, content: str | None, reason: 
         loaded(tmp_path, CLASSES + "classes = {iphone-x = 1}, class_files = 'boards.toml'}")
 
 
+def test_a_change_of_a_section_is_one_of_its_name(tmp_path: Path) -> None:
+    """As in the variants of `cfel compare` and in Python; the other keys of the section stay."""
+    found = loaded(tmp_path, "scheme.rho_min = 0.2", "scheme=cef", "topology=complete")
+    assert (found.scheme.name, found.scheme.rho_min, found.topology.kind) == ("cef", 0.2, "complete")
+
+
 def test_a_wrong_change_is_blamed_itself(tmp_path: Path) -> None:
     """Not the file, which is right; what is wrong in the file is the file's, whatever was changed."""
     with pytest.raises(ExperimentError, match=r"^--set rounds\.global=abc: .* 'abc'"):

@@ -79,11 +79,23 @@ def test_markdown_latex_and_csv(two_rows: Path) -> None:
     assert "| HCEF | 60.0 % | +10.0 | 900 s |" in plain(table.to_markdown())
     latex = table.to_latex()
     assert r"\begin{tabular}{lrrrrrrrr}" in latex
+    assert r"Scheme & \shortstack[r]{accuracy \\ within \\ budgets} & " in latex
     assert r"HCEF & 60.0\,\% & +10.0 & 900\,s & 0.83$\times$" in latex
     assert latex.index(r"\toprule") < latex.index(r"\midrule") < latex.index(r"\bottomrule")
     (hcef, cef) = csv.DictReader(io.StringIO(to_csv(summary)))
     assert (hcef["row"], float(hcef["quality_within_budgets"]), hcef["gain_seconds_p"]) == ("HCEF", 0.6, "")
     assert float(cef["seconds"]) == 1500.0
+
+
+def test_unequal_budgets_are_said(tmp_path: Path, make_run: MakeRun, make_record: MakeRecord) -> None:
+    """As with an algorithm whose steps cost twice as much, if budgets are a share of what CEF uses."""
+    for scheme, seconds, joules in (("hcef", 2000.0, 100.2), ("cef", 1000.0, 100.0)):
+        rounds = [make_record(1, 0.5, 1, 1)]
+        make_run(tmp_path / scheme, scheme, 0, rounds, fleet=ring(3, 2, seconds, joules))
+    notes = build_table(summarise(load_runs(tmp_path), None)).notes
+    assert [each for each in notes if "nequal" in each] == [
+        "Unequal budgets: HCEF has 2.00× the time of CEF."
+    ]
 
 
 def test_signs_of_latex_in_names_are_escaped(

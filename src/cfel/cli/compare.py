@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +23,14 @@ from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arg
 from cfel.errors import InputError
 from cfel.experiment import Experiment
 from cfel.experiment.document import parse_assignment
-from cfel.report.table import TABLE_FORMATS, MainTable, build_table, check_formats, write_table
+from cfel.report.table import (
+    TABLE_FORMATS,
+    MainTable,
+    build_table,
+    check_formats,
+    fold_heading,
+    write_table,
+)
 from cfel.rounds.run_directory import flatten
 from cfel.wording import plural
 
@@ -34,7 +40,6 @@ EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out run
       --variant "mine: scheme=mine:plan local.algorithm=mine:sam" """
 SCHEMES = "hcef_plus,hcef,cef,cef_c,cef_f,mll_sgd"
 FORMATS = (*TABLE_FORMATS, "pdf")
-_HEADING_WIDTH = 7
 
 
 def register(commands: Commands, name: str) -> None:
@@ -145,7 +150,7 @@ def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namesp
 def print_main_table(console: Console, table: MainTable) -> None:
     """Prints the main table; intervals are on a second line, so that it stays narrow."""
     several = any(cell.interval for _, cells in table.rows.values() for cell in cells)
-    headings = map(_fold_heading, map(use_plain_spaces, table.headings))
+    headings = ("\n".join(fold_heading(use_plain_spaces(each))) for each in table.headings)
     shown = new_table(*table.names, *headings)
     shown.padding = (0, 1, 0, 0)
     for names, cells in table.rows.values():
@@ -154,12 +159,6 @@ def print_main_table(console: Console, table: MainTable) -> None:
         shown.add_row(*(escape(name) + pad for name in names), *map(use_plain_spaces, texts))
     print_table(console, escape(use_plain_spaces(table.title)), shown)
     console.print(escape(" ".join(table.notes)), style="dim")
-
-
-def _fold_heading(heading: str) -> str:
-    """A heading on lines as short as its longest word, or a few letters more."""
-    width = max(_HEADING_WIDTH, *map(len, heading.split(" ")))
-    return "\n".join(textwrap.wrap(heading, width))
 
 
 def print_overruns(console: Console, sentences: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         # Imports of the command's module and of what it loads later: both may miss an optional package.
         with explain_missing_extra():
-            parsed = build_parser(arguments[0] if arguments else "").parse_args(arguments)
+            parsed = _parse(arguments)
             with warnings.catch_warnings():
                 # Commands print what was broken in their own words.
                 warnings.simplefilter("ignore", BudgetWarning)
@@ -44,6 +44,15 @@ def run_command(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = build_parser(arguments[0] if arguments else "")
+    parsed, rest = parser.parse_known_args(arguments)
+    if rest:
+        hint = " (write --set before each of them)" if "--set" in arguments and "=" in rest[0] else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+    return parsed
 
 
 def _choose_word(error: CfelError) -> str:

@@ -26,6 +26,7 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, describe_error, unknown_name
 from cfel.experiment.document import (
+    MAIN_KEYS,
     Table,
     check_table,
     keys_of,
@@ -581,5 +582,9 @@ def _to_floats(value: Any) -> Any:  # noqa: ANN401 — any value of a TOML docum
 
 def _apply_changes(document: Table, changes: Sequence[str]) -> Table:
     for change in changes:
-        document = merge(document, resolve_paths(parse_assignment(change), Path.cwd(), PATHS))
+        given = {
+            section: {MAIN_KEYS[section]: value} if section in MAIN_KEYS and isinstance(value, str) else value
+            for section, value in parse_assignment(change).items()
+        }
+        document = merge(document, resolve_paths(given, Path.cwd(), PATHS))
     return document

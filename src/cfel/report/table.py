@@ -6,6 +6,7 @@ budgets. Where there are several seeds, a cell also has an interval.
 
 import csv
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -35,6 +36,9 @@ NO_SETTINGS: Settings = MappingProxyType({})
 
 CLOCK = "Times and energies are realised: with the steps that devices really took."
 """What every table says about its numbers."""
+UNEQUAL = 0.005
+"""Budgets that differ by a larger share than this are no equal budgets."""
+_HEADING_WIDTH = 7
 TABLE_FORMATS = {"csv": "csv", "markdown": "md", "latex": "tex"}
 """Formats of the table and the suffixes of their files."""
 _LATEX = {
@@ -105,7 +109,7 @@ class MainTable:
                 rf"\caption{{{_escape_latex(self.title)}. {_escape_latex(' '.join(self.notes))}}}",
                 rf"\begin{{tabular}}{{{columns}}}",
                 r"\toprule",
-                _join_latex((*self.names, *self.headings)),
+                " & ".join((*map(_escape_latex, self.names), *map(_stack_latex, self.headings))) + r" \\",
                 r"\midrule",
                 *lines,
                 r"\bottomrule",
@@ -132,6 +136,16 @@ class MainTable:
 
 def _escape_latex(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def fold_heading(heading: str) -> list[str]:
+    """A heading in lines as short as its longest word, or a few letters more, so that tables stay narrow."""
+    return textwrap.wrap(heading, max(_HEADING_WIDTH, *map(len, heading.split(" "))))
+
+
+def _stack_latex(heading: str) -> str:
+    lines = r" \\ ".join(map(_escape_latex, fold_heading(heading)))
+    return rf"\shortstack[r]{{{lines}}}"
 
 
 def _join_latex(cells: Sequence[str]) -> str:
@@ -241,6 +255,7 @@ def _list_notes(summary: Mapping[str, Any]) -> list[str]:
     parts = [CLOCK]
     if any(row["seconds_budget"] or row["joules_budget"] for row in rows):
         parts.append("Within budgets: the last model before the first is used up. Used: of the budget.")
+    parts += _compare_budgets(summary)
     if metric.better == "smaller":
         parts.append(f"A smaller {metric.name} is better.")
     if compared and summary["baseline"] is not None and len(rows) > 1:
@@ -253,6 +268,26 @@ def _list_notes(summary: Mapping[str, Any]) -> list[str]:
     if any(row["seconds_to_target"] is None for row in rows) and summary["target"] is not None:
         parts.append(f"{NOTHING} : not reached, or not with every seed.")
     return parts
+
+
+def _compare_budgets(summary: Mapping[str, Any]) -> list[str]:
+    """A sentence for each row whose budgets are not the baseline's: it may win by having more."""
+    rows, baseline = summary["schemes"], summary["baseline"]
+    sentences = []
+    for row in rows.values() if baseline in rows else ():
+        pairs = [
+            (row[key], rows[baseline][key], name)
+            for key, name in (("seconds_budget", "time"), ("joules_budget", "energy"))
+        ]
+        words = [
+            f"{format_gain(own / given)} the {name}"
+            for own, given, name in pairs
+            if own and given and abs(own / given - 1) > UNEQUAL
+        ]
+        if words:
+            other = rows[baseline]["label"]
+            sentences.append(f"Unequal budgets: {row['label']} has {' and '.join(words)} of {other}.")
+    return sentences
 
 
 NUMBERS = ("quality_within_budgets", "seconds_to_target", "joules_to_target", "seconds", "joules")

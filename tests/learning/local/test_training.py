@@ -102,6 +102,20 @@ def test_the_first_step_follows_the_gradient(name: str, workspace: Build, order:
     assert report.estimates.g2 == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("estimator", ["reuse", "fresh"])
+@pytest.mark.parametrize("name", MODELS)
+def test_any_model_trains_with_an_algorithm_that_changes_gradients(
+    name: str, estimator: str, workspace: Build, order: Make
+) -> None:
+    """Such algorithms see the gradient as one vector, however it was computed."""
+    task = Task(synthetic(30, SHAPE, classes=4), MODELS[name])
+    scratch = workspace(task, "none", batch=8, algorithm="fedprox", estimator=estimator)
+    report, _ = device_update(
+        order(initial_model(task, 0)), DeviceData(task.data, np.arange(12)), DeviceState(), scratch
+    )
+    assert dense(report).norm() > 0
+
+
 @pytest.mark.parametrize("batch", [2, 3])
 def test_tiny_batches_of_batch_norm_take_fresh_estimates(batch: int, workspace: Build, order: Make) -> None:
     """Half of them is one sample, which batch norm cannot train on; statistics are the steps' only."""

@@ -473,7 +473,8 @@ def _convolution_gradient(layer: nn.Linear | nn.Conv2d, inputs: Tensor, delta: T
     _, weight, bias = torch.ops.aten.convolution_backward(
         delta,
         inputs,
-        layer.weight,
+        # Detached, or the gradient would have a graph of its own, and could not be written into a vector.
+        layer.weight.detach(),
         [layer.out_channels] if biased else None,
         layer.stride,
         layer.padding,

@@ -72,7 +72,7 @@ from cfel.report.summary import (
 from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.rounds.run_directory import RunRequest, flatten, reject_unusable
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.scaleout import connect_cluster, ray_executor
+from cfel.scaleout import connect_cluster, ray_executor, require_ray
 from cfel.simulation import Executor, PoolExecutor, RoundOutcome, Watch, initial_state, run_in_directory
 from cfel.simulation import simulate as simulate_rounds
 from cfel.tracking import TrackedRun, Tracker, choose_trackers, follow_run
@@ -265,6 +265,7 @@ def compare(
     if not resume:
         for run in runs:
             reject_unusable(run.directory, experiment_toml(run.experiment), resume=False)
+    _check_before_writing(runs[0].experiment, target)
     write_comparison(path, runs, baseline)
     with options.show_progress([run.experiment for run in runs], progress) as shown:
         found = Comparison(path, *_run_and_summarise(runs, path, shown, target))
@@ -299,6 +300,7 @@ def sweep(
     path = Path("runs") / f"{base.name}-sweep" if out is None else Path(out)
     runs = plan_sweep(base, over, [base.seed] if seeds is None else seeds, path)
     options = make_options(track, ray_address, resume=True)
+    _check_before_writing(runs[0].experiment, target)
     write_sweep(path, runs)
     with options.show_progress([run.experiment for run in runs], progress) as shown:
         found = Sweep(path, *_run_and_summarise(runs, path, shown, target))
@@ -353,6 +355,7 @@ def tune(
     if not base.data.held_out:
         base = base.change({"data.held_out": HELD_OUT})
     metric = base.load_task().described_metrics[0]
+    _check_before_writing(base)
     with _translate_study_errors(path / STUDY_FILE):
         study = _open_study(base, {key: str(each) for key, each in over.items()}, chosen, path, metric)
 
@@ -510,6 +513,13 @@ def run_all(runs: Sequence[PlannedRun], out: Path, options: RunOptions) -> None:
             run_experiment(run.experiment, run.directory, once, run.name)
 
 
+def _check_before_writing(experiment: Experiment, target: float | None = None) -> None:
+    """Rejects what no run could do, while there is no directory of several runs yet."""
+    experiment.data.check_target("target", target)
+    if experiment.simulation.engine == "ray":
+        require_ray()
+
+
 def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]:
     said: set[str] = set()
 
@@ -525,10 +535,8 @@ def _run_and_summarise(
     runs: Sequence[PlannedRun], out: Path, options: RunOptions, target: float | None
 ) -> tuple[tuple[RunResult, ...], float | None, str | None]:
     """Executes runs and writes summary and report; returns their results, the target and the baseline."""
-    first = runs[0].experiment
-    first.data.check_target("target", target)
     run_all(runs, out, options)
-    aim = first.rounds.target if target is None else target
+    aim = runs[0].experiment.rounds.target if target is None else target
     found, baseline = load_runs(out), find_baseline(out)
     write_summary(out, summarise(found, aim, baseline))
     write_report_if_possible(out, aim, options.notify)

@@ -110,7 +110,9 @@ def test_theory(run: Run, write: Write) -> None:
     """
     zeta = 1 / 3 + math.sqrt(2) / 3
     omega = 1 / (1 - zeta**2) + 2 / (1 - zeta) + zeta / (1 - zeta) ** 2
-    file = write("experiment.toml", 'preset = "demo"\nname = "[/x]"\n[rounds]\nglobal = 2\n')
+    file = write(
+        "experiment.toml", 'preset = "demo"\nname = "[/x]"\nscheme.name = "hcef"\n[rounds]\nglobal = 2\n'
+    )
     found = run("theory", file, "--json").document
     assert found["zeta"] == pytest.approx(zeta)
     assert found["omega1"] == pytest.approx(omega)
@@ -132,7 +134,8 @@ def test_theory_of_a_run(run: Run, tmp_path: Path) -> None:
     """Logged plans and estimates instead of a dry run, round by round."""
     tiny = Path(__file__).parents[2] / "examples" / "tiny.toml"
     path = tmp_path / "r"
-    assert run("run", tiny, "--out", path, "--set", "rounds.global=2").code == 0
+    changes = ("--set", "rounds.global=2", "--set", "scheme.name=hcef")
+    assert run("run", tiny, "--out", path, *changes).code == 0
     lines = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
     found = run("theory", path, "--json").document
     assert [(row["sigma2"], row["g2"]) for row in found["rounds"]] == [(x["sigma2"], x["g2"]) for x in lines]
@@ -162,11 +165,14 @@ def test_theory_when_the_condition_holds(run: Run, write: Write) -> None:
         (["--learning-rate", 0], "learning_rate = 0.0: must be a finite number > 0"),
         (["--learning-rate", -1], "learning_rate = -1.0: must be a finite number > 0"),
         (["--g2", -1], "g2 = -1.0: must be a finite number ≥ 0"),
+        (["--set", "scheme.name=hcef_plus"], "scheme.name = 'hcef_plus': devices take smaller steps"),
+        (["--set", "scheme.steps=small_batches"], "scheme.steps: devices take smaller steps (small_batches)"),
+        (["--set", "local.steps=small_batches"], "local.steps: devices take smaller steps (small_batches)"),
         (["--set", "scheme.name=hcf"], "scheme: unknown 'hcf'; did you mean 'hcef'?"),
     ],
 )
 def test_theory_rejects(run: Run, write: Write, options: list[object], message: str) -> None:
-    answer = run("theory", write("e.toml", "rounds.edge = 1\n"), *options)
+    answer = run("theory", write("e.toml", 'rounds.edge = 1\nscheme.name = "hcef"\n'), *options)
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
 

@@ -199,7 +199,14 @@ def test_any_scheme_plans(run: Run, fleet: Path, write: Write) -> None:
     assert "proof the objective of hcef_plus is < 0.0001 % above the least of its plans for the time" in words
     assert run("plan", fleet, *caps).out == shown
     assert " clock " not in run("plan", fleet, *caps, *HCEF).out
-    options = ("--scheme", "hcef_plus", "--scheme-option", "least_speed=0.9", "--scheme-option", "noise=0.2")
+    options = (
+        "--scheme",
+        "hcef_plus",
+        "--scheme-option",
+        "least_speed=0.9",
+        "--scheme-option",
+        "least_batch=0.5",
+    )
     assert min(run("plan", fleet, *caps, *options, "--json").document["speed"]) >= 0.9
     beside = write("beside.csv", fleet.read_text())
     write(

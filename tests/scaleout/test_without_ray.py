@@ -22,7 +22,10 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("command", [["run", str(TINY)], ["compare", str(TINY)], ["demo"]])
+@pytest.mark.parametrize(
+    "command",
+    [["run", str(TINY)], ["compare", str(TINY)], ["demo"], ["sweep", str(TINY), "--over", "rounds.edge=1"]],
+)
 def test_the_message_names_the_command(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,7 +44,7 @@ from cfel.report.summary import REFERENCE, describe_overruns, write_summary
 from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.rounds.run_directory import RunRequest, flatten, reject_unusable
 from cfel.runlog import RoundRecord, holds_run
-from cfel.scaleout import connect_cluster, ray_executor
+from cfel.scaleout import connect_cluster, ray_executor, require_ray
 from cfel.simulation import Executor, PoolExecutor, RoundOutcome, Watch, initial_state, run_in_directory
 from cfel.simulation import simulate as simulate_rounds
 from cfel.tracking import TrackedRun, Tracker, choose_trackers, follow_run
@@ -235,6 +235,7 @@ def compare(
     if not resume:
         for run in runs:
             reject_unusable(run.directory, experiment_toml(run.experiment), resume=False)
+    check_before_writing(runs[0].experiment, target)
     write_comparison(path, runs, baseline)
     with options.show_progress([run.experiment for run in runs], progress) as shown:
         found = _run_and_summarise(Comparison, runs, path, shown, target)
@@ -269,6 +270,7 @@ def sweep(
     path = Path("runs") / f"{base.name}-sweep" if out is None else Path(out)
     runs = plan_sweep(base, over, [base.seed] if seeds is None else seeds, path)
     options = make_options(track, ray_address, resume=True)
+    check_before_writing(runs[0].experiment, target)
     write_sweep(path, runs)
     with options.show_progress([run.experiment for run in runs], progress) as shown:
         found = _run_and_summarise(Sweep, runs, path, shown, target)
@@ -412,6 +414,13 @@ def run_all(runs: Sequence[PlannedRun], out: Path, options: RunOptions) -> None:
             run_experiment(run.experiment, run.directory, once, run.name)
 
 
+def check_before_writing(experiment: Experiment, target: float | None = None) -> None:
+    """Rejects what no run could do, while there is no directory of several runs yet."""
+    experiment.data.check_target("target", target)
+    if experiment.simulation.engine == "ray":
+        require_ray()
+
+
 def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]:
     said: set[str] = set()
 
@@ -427,10 +436,8 @@ def _run_and_summarise(
     kind: type[_Runs], runs: Sequence[PlannedRun], out: Path, options: RunOptions, target: float | None
 ) -> _Runs:
     """Executes runs and writes summary and report; returns what they have found."""
-    first = runs[0].experiment
-    first.data.check_target("target", target)
     run_all(runs, out, options)
-    aim = first.rounds.target if target is None else target
+    aim = runs[0].experiment.rounds.target if target is None else target
     found = kind(out, tuple(map(RunResult, load_runs(out))), aim, find_baseline(out))
     write_summary(out, found.summary)
     write_report_if_possible(out, aim, options.notify)

@@ -189,9 +189,17 @@ def _report_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremRe
 
 
 def _reject_small_batches(scheme: Scheme, experiment: Experiment) -> None:
-    for steps in (scheme.device_overrides.steps, experiment.local.steps):
+    named = {
+        "scheme.steps": experiment.scheme.steps,
+        f"scheme.name = {experiment.scheme.name!r}": scheme.device_overrides.steps,
+        "local.steps": experiment.local.steps,
+    }
+    for key, steps in named.items():
         if steps in ("small_batches", "last_layers"):
-            raise InputError(f"scheme.steps = {steps!r}: Theorem 1 is about steps that are left out")
+            raise InputError(
+                f"{key}: devices take smaller steps ({steps}), and Theorem 1 is about steps that are "
+                "left out, as by the scheme hcef"
+            )
 
 
 def _count_between_gossip(rounds: Rounds, scheme: Scheme) -> Rounds:

@@ -19,6 +19,7 @@ from cfel.api.runs import (
     RunOptions,
     Source,
     Track,
+    check_before_writing,
     find_experiment,
     make_options,
     plan_sweep,
@@ -93,6 +94,7 @@ def tune(
     if not base.data.held_out:
         base = base.change({"data.held_out": HELD_OUT})
     metric = base.load_task().described_metrics[0]
+    check_before_writing(base)
     with _translate_study_errors(path / STUDY_FILE):
         study = _open_study(base, {key: str(each) for key, each in over.items()}, chosen, path, metric)
 

@@ -30,6 +30,7 @@ from cfel.extras import MissingExtraError, install_command
 from cfel.learning.data.dataset import Normalisation, scale_inputs
 from cfel.learning.models.flat import FlatModel, FlatModule, Slot
 from cfel.learning.task import Task, accuracy
+from cfel.metric import describe_metric
 
 _DTYPES = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 _MOST_NUMBERS = 10**7
@@ -70,7 +71,8 @@ class ModelForm:
         """The form of a task's model."""
         data = task.data
         dtype = str(data.train_inputs.dtype).removeprefix("torch.")
-        return cls(model, data.input_shape, data.classes, dtype, data.normalisation, task.metric is accuracy)
+        labels = describe_metric(task.metric).function is accuracy
+        return cls(model, data.input_shape, data.classes, dtype, data.normalisation, labels)
 
     def scale(self, samples: Tensor) -> Tensor:
         """Samples as the model takes them."""

@@ -63,8 +63,10 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     def touch(*_: object, **__: object) -> NoReturn:
         raise AssertionError("behind its doors")
 
-    # Log lines have the time of the machine, and nothing else depends on it.
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    # Log lines have the time of the machine, and nothing else depends on it. Loggers remember which levels
+    # are on, so `disable` of their manager alone would come too late for those that have logged before.
+    for name in list(logging.root.manager.loggerDict):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
     clocks = ((time, "monotonic"), (time, "time"))
     for module, name in (*clocks, (os, "open"), (builtins, "open"), (os, "urandom")):
         monkeypatch.setattr(module, name, touch)
@@ -72,9 +74,13 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kill", [False, True], ids=["left alone", "coordinator killed"])
 def test_whole_nodes_run_without_a_machine(
-    monkeypatch: pytest.MonkeyPatch, simulated: list[dict[str, Any]], kill: bool
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    simulated: list[dict[str, Any]],
+    kill: bool,
 ) -> None:
     """Also a coordinator that is killed and comes back changes nothing in the log."""
+    caplog.set_level(logging.INFO)  # as nodes log
     with monkeypatch.context() as patched:
         play(0, kill=kill)  # imports what is imported late
         records, _, _ = play(1, kill=kill, begin=lambda: forbid(patched))

@@ -14,13 +14,23 @@ from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation
 
 
-@pytest.mark.parametrize(("conditions", "edge_rounds"), [("measured", 5), ("measured", 1), ("model", 5)])
-def test_the_figure_is_in_the_message(conditions: str, edge_rounds: int) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "conditions", "edge_rounds", "least"),
+    [
+        ("hcef", "measured", 5, 2_000),
+        ("hcef", "measured", 1, 2_000),
+        ("hcef", "model", 5, 8_000),
+        # Devices also report how much energy their largest entries carry, twelve numbers each.
+        ("hcef_plus", "model", 5, 6_000),
+    ],
+)
+def test_the_figure_is_in_the_message(scheme: str, conditions: str, edge_rounds: int, least: int) -> None:
     """Between what was measured on a real fleet (2,986 with q = 5, without accounts) and far too little."""
-    experiment = deployed({"rounds": {"global": 1, "edge": edge_rounds}}, conditions=conditions)
+    rounds = {"rounds": {"global": 1, "edge": edge_rounds}}
+    experiment = deployed(rounds, {"scheme": {"name": scheme}}, conditions=conditions)
     world = experiment.build_world()
     most = find_most_devices(world, experiment.deployment)
-    assert (2_000 if conditions == "measured" else 8_000) < most < 10_000
+    assert least < most < 10_000
     check_fleet_size(world, experiment.deployment)
     fleet = replace(world.setting.fleet, cluster=np.zeros(most + 1, dtype=np.int64))
     large = replace(world, setting=replace(world.setting, fleet=fleet))

@@ -149,16 +149,20 @@ def exaggerate(report: DeviceReport, order: DeviceOrder, measured: MeasurementRe
     return make_upload(report, order, measured)
 
 
-@pytest.mark.parametrize("scheme", ["hcef", "hcef_plus"])
+@pytest.mark.parametrize(
+    ("scheme", "tolerance"),
+    # HCEF+ plans batches of whole samples, so a slightly different mean of σ² can give another batch.
+    [("hcef", 0.01), ("hcef_plus", 0.3)],
+)
 def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str, tolerance: float
 ) -> None:
     """Device 5 tells σ² = 10⁹⁰ in every upload: not believed, counted, and nobody is asked for less."""
     experiment = deployed(
         {"rounds": {"global": 3, "edge": 1}, "local": {"estimator": "reuse"}, "scheme": {"name": scheme}}
     )
 
-    async def play(directory: Path) -> tuple[list[float], int]:
+    async def play(directory: Path) -> tuple[list[RoundRecord], int]:
         async with Federation(experiment, directory) as federation:
             federation.start()
             await federation.finished()
@@ -166,15 +170,17 @@ def test_one_absurd_estimate_does_not_rule_the_plans_of_all(
                 node.rejections.get("its σ² and G² are not plausible", 0)
                 for node in federation.edges.values()
             ]
-            return [line.rho_mean for line in federation.records()], sum(counts)
+            return federation.records(), sum(counts)
 
     honest, none = asyncio.run(play(tmp_path / "honest"))
     monkeypatch.setattr(device_agent, "make_upload", exaggerate)
     swayed, doubts = asyncio.run(play(tmp_path / "lying"))
     assert (none, doubts) == (0, 3)
-    assert swayed[0] == honest[0]
-    assert swayed[1] == pytest.approx(honest[1], rel=0.01)
-    assert swayed[2] > 0.2
+    assert swayed[0].rho_mean == honest[0].rho_mean
+    assert swayed[1].rho_mean == pytest.approx(honest[1].rho_mean, rel=tolerance)
+    assert swayed[2].rho_mean > 0.2
+    # Device 5 counts as the mean of the others.
+    assert swayed[1].sigma2 == pytest.approx(honest[1].sigma2, rel=0.5)
 
 
 @pytest.mark.parametrize("scheme", ["hcef", "hcef_plus"])

@@ -191,7 +191,10 @@ def _report_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremRe
 def _reject_small_batches(scheme: Scheme, experiment: Experiment) -> None:
     for steps in (scheme.device_overrides.steps, experiment.local.steps):
         if steps in ("small_batches", "last_layers"):
-            raise InputError(f"scheme.steps = {steps!r}: Theorem 1 is about steps that are left out")
+            raise InputError(
+                f"scheme {experiment.scheme.name!r} with steps {steps!r}: Theorem 1 is about steps that are "
+                "left out; choose a scheme that leaves steps out, such as scheme.name = 'hcef'"
+            )
 
 
 def _count_between_gossip(rounds: Rounds, scheme: Scheme) -> Rounds:

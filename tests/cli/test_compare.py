@@ -87,7 +87,7 @@ def test_what_compare_prints(printed: tuple[Path, str]) -> None:
     ):
         assert words in text
     warnings = " ".join(text.split())
-    assert "over budget: CEF, time by 66.7 % (seed 0) and energy by 66.7 % (seed" in warnings
+    assert "over budget: CEF, time by 66.7 % (worst: seed 0) and energy by 66.7 % (worst: seed" in warnings
     assert "): CEF plans without caps" in warnings
     tidy(text)
 

@@ -436,7 +436,7 @@ def describe_worst_overruns(row: Mapping[str, Any]) -> list[str]:
                 found[each["resource"]] = (seed, overrun)
     by_cause: dict[str, list[str]] = {}
     for seed, overrun in found.values():
-        words = overrun.describe_briefly() + (f" (seed {seed})" if len(row["per_seed"]) > 1 else "")
+        words = overrun.describe_briefly() + (f" (worst: seed {seed})" if len(row["per_seed"]) > 1 else "")
         by_cause.setdefault(overrun.cause, []).append(words)
     return [f"{row['label']}, {' and '.join(parts)}: {cause}" for cause, parts in by_cause.items()]
 

@@ -284,7 +284,7 @@ def list_static_plan(samples: int, theta: float, tau: int) -> Changes:
 
 
 def list_progress() -> Rows:
-    """Static plans that differ in one of samples, θ and τ, with the training options of `best`; one without."""
+    """Static plans that differ in one of samples, θ and τ, with the options of `best`; one without."""
     return {"static-n10-th0.1-tau2-mean": list_static_plan(10, 0.1, 2)} | {
         f"static-n{samples:02}-th{theta:g}-tau{tau}": (
             *list_static_plan(samples, theta, tau),

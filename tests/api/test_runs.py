@@ -1,5 +1,6 @@
 """`cfel.run`, `simulate`, `compare`, `sweep` and `load` on an experiment made of objects."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,16 @@ def test_one_scheme_can_be_named_without_a_list(tmp_path: Path) -> None:
         cfel.compare(make_experiment(nn.Linear(4, 2)), "hecf", out=tmp_path, progress=False)
     with pytest.raises(InputError, match="target = 75: must be at most 1"):
         cfel.compare(make_experiment(nn.Linear(4, 2)), "cef", out=tmp_path, target=75, progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_optuna_the_message_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "optuna.distributions", None)
+    with pytest.raises(InputError, match="this needs optuna, which is not installed"):
+        cfel.tune(make_experiment(), {"rounds.edge": [1, 2]}, out=tmp_path, progress=False)
 
 
 def test_a_run_is_resumed_only_with_the_same_objects(tmp_path: Path) -> None:

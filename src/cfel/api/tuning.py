@@ -89,8 +89,7 @@ def tune(
     if not over or not chosen or trials < 1:
         raise InputError("tune: give at least one key, one seed and one trial")
     with explain_missing_extra():
-        pass
-    distributions = {key: parse_range(key, each) for key, each in over.items()}
+        distributions = {key: parse_range(key, each) for key, each in over.items()}
     if not base.data.held_out:
         base = base.change({"data.held_out": HELD_OUT})
     metric = base.load_task().described_metrics[0]

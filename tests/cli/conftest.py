@@ -1,8 +1,9 @@
 """The command line, called as a function, in a terminal of 80 columns."""
 
 import json
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from cfel.cli import main
+from cfel.launch.logs import LogHandler
 
 HEAD = "id,mu,alpha,nu,power,cluster"
 
@@ -45,6 +47,17 @@ def _narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def _own_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders that a command adds to the search path are gone after the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture(autouse=True)
+def _own_log() -> Iterator[None]:
+    """The log that a node starts ends with the test, as would its process."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+    for handler in [each for each in root.handlers if isinstance(each, LogHandler)]:
+        root.removeHandler(handler)
 
 
 @pytest.fixture

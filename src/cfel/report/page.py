@@ -139,7 +139,8 @@ def _render_work_footnote(summary: Mapping[str, Any]) -> str:
     own = _OWN_MODELS_FOOTNOTE if is_known("personal_accuracy_mean") else ""
     return (
         "Of a whole run, all devices together. At the end: after the last round, whatever was used by then. "
-        f"Expected: by the plans, before devices drew their steps.{devices}{own}"
+        "Expected: by the plans, before devices drew their steps. "
+        f"Uploads planned: shares of a full model; sent: with the positions of their entries.{devices}{own}"
     )
 
 

@@ -1,0 +1,5 @@
+from contextlib import contextmanager
+BUGS = {}
+@contextmanager
+def plant(name):
+    yield

@@ -1,0 +1,147 @@
+"""The network between whole nodes: directed links that are cut, slow or lossy, and senders that die.
+
+A message under way arrives even if its sender has given up, died or frozen meanwhile. A connection that
+carries nothing is noticed after a while, as by the keepalive of gRPC.
+"""
+
+import asyncio
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from random import Random
+
+from cfel.deployment.protocol.calls import Endpoint
+from cfel.deployment.protocol.messages import Message
+from cfel.deployment.security.identity import Identity
+from cfel.errors import RejectedError, UnreachableError
+from tests.deployment.memory_federation import Network
+from tests.deployment.virtual_time import VirtualLoop
+
+KEEPALIVE_SECONDS = 2.0
+Link = tuple[Identity, Identity]
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """How well a link works in one direction."""
+
+    seconds: float = 0.01  # the longest a message is under way
+    drop: float = 0.0  # share of messages that are lost
+    double: float = 0.0  # share of messages that arrive twice
+
+
+@dataclass
+class Wire(Network):
+    """The links between all members.
+
+    Attributes:
+        qualities: of links that are not as usual.
+        broken: links that nothing passes.
+        contexts: where the code of each member runs, so that a frozen one does nothing.
+        on_send: called with every call before it is under way.
+        failures: what handlers raised besides rejections.
+    """
+
+    qualities: dict[Link, Quality] = field(default_factory=dict)
+    broken: set[Link] = field(default_factory=set)
+    contexts: dict[Identity, Context] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    carrying: set["asyncio.Task[None]"] = field(default_factory=set)
+    own_context: Context = field(default_factory=copy_context)
+
+    async def deliver(self, caller: Identity, to: Identity, method: str, message: Message) -> Message:
+        """See `Network`."""
+        self.on_call(caller, to, method)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        quality = self.qualities.get((caller, to), Quality())
+        for _ in range(1 + (self.chance.random() < quality.double)):
+            carry = self._carry(caller, to, method, message, answer)
+            task = asyncio.get_running_loop().create_task(carry, context=self.own_context)
+            self.carrying.add(task)
+            task.add_done_callback(self.carrying.discard)
+        return await answer
+
+    async def _carry(
+        self, caller: Identity, to: Identity, method: str, message: Message, answer: "asyncio.Future[Message]"
+    ) -> None:
+        if not await self._pass(caller, to):
+            await asyncio.sleep(self.chance.uniform(0, KEEPALIVE_SECONDS))
+            _settle(answer, UnreachableError(f"{to}, {method}: nobody answers"))
+        elif to not in self.members:
+            _settle(answer, UnreachableError(f"{to}, {method}: nobody listens"))
+        else:
+            outcome = await self._handle(caller, to, method, message, answer)
+            if not await self._pass(to, caller):
+                await asyncio.sleep(self.chance.uniform(0, KEEPALIVE_SECONDS))
+                outcome = UnreachableError(f"{to}, {method}: the answer was lost")
+            _settle(answer, outcome)
+
+    async def _pass(self, sender: Identity, receiver: Identity) -> bool:
+        """Returns after a message's time on a link, with whether it arrives."""
+        link = (sender, receiver)
+        quality = self.qualities.get(link, Quality())
+        await asyncio.sleep(self.chance.uniform(0, quality.seconds))
+        return link not in self.broken and self.chance.random() >= quality.drop
+
+    async def _handle(
+        self, caller: Identity, to: Identity, method: str, message: Message, answer: "asyncio.Future[Message]"
+    ) -> Message | Exception:
+        offered = self.members[to][method]
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        work = loop.create_task(_answer(offered, caller, message), context=self.contexts[to].copy())
+        self.under_way.setdefault(to, set()).add(work)
+        work.add_done_callback(self.under_way[to].discard)
+        while not work.done():
+            await asyncio.wait([work, answer], timeout=KEEPALIVE_SECONDS, return_when="FIRST_COMPLETED")
+            silent = loop.is_frozen(to) or {(caller, to), (to, caller)} & self.broken
+            if not work.done() and (silent or answer.done()):
+                # The connection is gone, or its caller has given up: the handler is cancelled.
+                work.cancel()
+                return UnreachableError(f"{to}, {method}: the connection broke")
+        if work.cancelled():
+            return UnreachableError(f"{to}, {method}: died")
+        error = work.exception()
+        if error is None:
+            return work.result()
+        if isinstance(error, RejectedError | UnreachableError):
+            return type(error)(f"{to}, {method}: {error}")
+        self.failures.append(f"{to}, {method}: {error!r}")
+        return UnreachableError(f"{to}, {method}: failed")
+
+
+async def _answer(offered: Endpoint, caller: Identity, message: Message) -> Message:
+    offered.check_caller(caller)
+    return await offered.answer(caller, message)
+
+
+def _settle(answer: "asyncio.Future[Message]", outcome: Message | Exception) -> None:
+    if answer.done():
+        return
+    if isinstance(outcome, Exception):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
+
+
+@dataclass
+class WireClient:
+    """How one process sends messages; one that has died sends none."""
+
+    own: Identity
+    wire: Wire
+    is_dead: bool = False
+
+    async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
+        """See `Client`."""
+        if self.is_dead:
+            raise UnreachableError("this process has died")
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.wire.deliver(self.own, to, method, message)
+        except TimeoutError:
+            raise UnreachableError(f"{to}, {method}: no answer in time") from None
+
+
+def seeded_wire(seed: int) -> Wire:
+    """A wire whose chance comes from a seed."""
+    return Wire(chance=Random(f"{seed} wire"))  # noqa: S311 (repeatable chance is the point)

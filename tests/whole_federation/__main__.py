@@ -40,6 +40,7 @@ def main() -> int:
             if not options.all:
                 break
         equal += schedule.is_patient or nothing_was_lost(history)
+        print(f"\r{seed}", end="", file=sys.stderr, flush=True)
     seconds = time.process_time() - began
     print(
         f"{seed - options.seed + 1} schedules from seed {options.seed}, {violated} with violations, "

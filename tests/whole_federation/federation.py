@@ -18,6 +18,7 @@ from cfel.deployment.protocol.calls import Client, Endpoint
 from cfel.deployment.security.identity import Identity
 from cfel.errors import CfelError, SilentEdgeServerError
 from cfel.experiment import Experiment
+from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.world import World
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation
@@ -53,8 +54,8 @@ def experiment(*, is_patient: bool) -> Experiment:
     waits = {"round_seconds": 20.0, "gossip_seconds": 8.0, "gone_seconds": 6.0, "join_seconds": 60.0}
     if is_patient:
         waits = dict.fromkeys(waits, 2000.0)
-    rounds = {"rounds": {"global": 4, "edge": 2, "local": 2}}
-    return deployed(rounds, **waits, linger_seconds=600.0, time_scale=0.02)
+    rounds = {"rounds": {"global": 3, "edge": 2, "local": 2}}
+    return deployed(rounds, **waits, election_seconds=1.5, linger_seconds=150.0, time_scale=0.02)
 
 
 @cache
@@ -270,6 +271,9 @@ def play(schedule: Schedule) -> History:
             history.virtual_seconds = federation.loop.time()
             history.crashes += federation.network.failures
 
+    # As in a node's own process: results must not depend on how many threads torch uses.
+    prepare_process()
+    prepare_thread()
     with _quiet():
         run_virtually(run())
     return history

@@ -7,7 +7,7 @@ from cfel.deployment.security.identity import Identity
 
 EDGES = tuple(Identity("edge", i) for i in range(3))
 DEVICES = tuple(Identity("device", n) for n in range(6))
-LAST_FAULT_SECONDS = 60.0
+LAST_FAULT_SECONDS = 40.0
 MOST_FAULTS = 14
 MOMENTS = ("newest", "plan", "upload", "fetch", "mix", "propose", "close", "release", "next", "election")
 """Calls that faults wait for: between two of them, most promises are made."""

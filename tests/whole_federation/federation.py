@@ -27,7 +27,7 @@ from tests.support.inline_compute import InlineCompute
 from tests.support.memory_disk import MemoryDisk
 from tests.whole_federation.history import Call, History
 from tests.whole_federation.schedule import DEVICES, EDGES, Fault, Schedule
-from tests.whole_federation.wire import Quality, Wire, WireClient, seeded_wire
+from tests.whole_federation.wire import Quality, Wire, WireClient
 
 HOME = Path("/nowhere")
 END_SECONDS = 20_000.0
@@ -79,7 +79,7 @@ class WholeFederation(Federation):
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.loop = loop
-        wire = seeded_wire(schedule.seed)
+        wire = Wire(seed=schedule.seed)
         super().__init__(experiment(is_patient=patient), HOME, wire, self._host, world(is_patient=patient))
 
     def _host(self, member: Identity) -> Host:
@@ -145,6 +145,7 @@ class WholeFederation(Federation):
             self._clients[member].is_dead = True
         self.disks[member].is_off = True
         self.loop.thaw(member)
+        self.network.drop_work(member)
         if member.role == "edge" and member.number not in self.edges:
             self.tasks.pop(member).cancel()
         else:
@@ -238,7 +239,7 @@ class WholeFederation(Federation):
         self.network.broken -= new
 
     async def _slow(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        await self._degrade(fault, members, Quality(seconds=fault.number / 30))
+        await self._degrade(fault, members, Quality(seconds=fault.number / 15))
 
     async def _lossy(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
         await self._degrade(fault, members, Quality(0.05, drop=fault.number / 100, double=0.2))

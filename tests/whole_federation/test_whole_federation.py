@@ -33,3 +33,45 @@ def test_a_run_goes_on_when_the_votes_of_all_edge_servers_are_deleted() -> None:
 
     assert run_virtually(run()) == 3
     assert not list(records_are_equal_everywhere(history))
+
+
+def check(*seeds: int) -> None:
+    """Plays schedules; tells which promise was broken in which."""
+    for seed in seeds:
+        schedule = draw_schedule(seed)
+        violations = find_violations(play(schedule))
+        assert not violations, "\n".join((str(schedule), *violations))
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_no_schedule_breaks_a_promise(first: int) -> None:
+    check(*range(first, first + 10))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(40, 200, 40))
+def test_no_further_schedule_does(first: int) -> None:
+    check(*range(first, first + 40))
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    """In every process; what the nodes draw, and when, comes from the seed alone."""
+    assert fingerprint(7) == fingerprint(7) != fingerprint(8)
+
+
+def fingerprint(seed: int) -> list[tuple[object, ...]]:
+    """Every call at an edge server."""
+    calls = play(draw_schedule(seed)).calls
+    return [(call.at, call.caller, call.process, call.request.method, call.answered_at) for call in calls]
+
+
+SEEDS = {}
+"""Of each planted bug, the first seed that finds it, and the property that is violated."""
+
+
+@pytest.mark.parametrize("name", sorted(BUGS))
+def test_a_planted_bug_is_found(name: str) -> None:
+    seed, violated = SEEDS[name]
+    with plant(name):
+        history = play(draw_schedule(seed))
+    assert violated in " ".join(find_violations(history))

@@ -37,14 +37,18 @@ class Wire(Network):
         qualities: of links that are not as usual.
         broken: links that nothing passes.
         contexts: where the code of each member runs, so that a frozen one does nothing.
-        on_send: called with every call before it is under way.
         failures: what handlers raised besides rejections.
+        seed: of everything that happens by chance.
+        at_work: calls that a member is answering.
     """
 
     qualities: dict[Link, Quality] = field(default_factory=dict)
     broken: set[Link] = field(default_factory=set)
     contexts: dict[Identity, Context] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    seed: int = 0
+    chances: dict[Link, Random] = field(default_factory=dict)
+    at_work: dict[Identity, dict["asyncio.Task[Message]", None]] = field(default_factory=dict)
     carrying: set["asyncio.Task[None]"] = field(default_factory=set)
     own_context: Context = field(default_factory=copy_context)
 
@@ -52,50 +56,57 @@ class Wire(Network):
         """See `Network`."""
         self.on_call(caller, to, method)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        quality = self.qualities.get((caller, to), Quality())
-        for _ in range(1 + (self.chance.random() < quality.double)):
-            carry = self._carry(caller, to, method, message, answer)
+        # What happens to a message is drawn when it is sent: the nth of a link has the same fate, in whichever
+        # order things happen that happen at once.
+        chance = self.chances.setdefault((caller, to), Random(f"{self.seed} {caller} {to}"))  # noqa: S311
+        double = chance.random() < self.qualities.get((caller, to), Quality()).double
+        fates = [Random(chance.random()) for _ in range(2)]  # noqa: S311
+        for fate in fates[: 1 + double]:
+            carry = self._carry((caller, to), method, message, answer, fate)
             task = asyncio.get_running_loop().create_task(carry, context=self.own_context)
             self.carrying.add(task)
             task.add_done_callback(self.carrying.discard)
         return await answer
 
     async def _carry(
-        self, caller: Identity, to: Identity, method: str, message: Message, answer: "asyncio.Future[Message]"
+        self, link: Link, method: str, message: Message, answer: "asyncio.Future[Message]", fate: Random
     ) -> None:
-        if not await self._pass(caller, to):
-            await asyncio.sleep(self.chance.uniform(0, KEEPALIVE_SECONDS))
+        caller, to = link
+        if not await self._pass(caller, to, fate):
+            await asyncio.sleep(fate.uniform(0, KEEPALIVE_SECONDS))
             _settle(answer, UnreachableError(f"{to}, {method}: nobody answers"))
         elif to not in self.members:
             _settle(answer, UnreachableError(f"{to}, {method}: nobody listens"))
         else:
-            outcome = await self._handle(caller, to, method, message, answer)
-            if not await self._pass(to, caller):
-                await asyncio.sleep(self.chance.uniform(0, KEEPALIVE_SECONDS))
+            outcome = await self._handle(link, method, message, answer, fate)
+            if not await self._pass(to, caller, fate):
+                await asyncio.sleep(fate.uniform(0, KEEPALIVE_SECONDS))
                 outcome = UnreachableError(f"{to}, {method}: the answer was lost")
             _settle(answer, outcome)
 
-    async def _pass(self, sender: Identity, receiver: Identity) -> bool:
+    async def _pass(self, sender: Identity, receiver: Identity, fate: Random) -> bool:
         """Returns after a message's time on a link, with whether it arrives."""
         link = (sender, receiver)
         quality = self.qualities.get(link, Quality())
-        await asyncio.sleep(self.chance.uniform(0, quality.seconds))
-        return link not in self.broken and self.chance.random() >= quality.drop
+        await asyncio.sleep(fate.uniform(0, quality.seconds))
+        return link not in self.broken and fate.random() >= quality.drop
 
     async def _handle(
-        self, caller: Identity, to: Identity, method: str, message: Message, answer: "asyncio.Future[Message]"
+        self, link: Link, method: str, message: Message, answer: "asyncio.Future[Message]", fate: Random
     ) -> Message | Exception:
+        caller, to = link
         offered = self.members[to][method]
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         work = loop.create_task(_answer(offered, caller, message), context=self.contexts[to].copy())
-        self.under_way.setdefault(to, set()).add(work)
-        work.add_done_callback(self.under_way[to].discard)
+        self.at_work.setdefault(to, {})[work] = None
+        work.add_done_callback(lambda done: self.at_work[to].pop(done))
         while not work.done():
             await asyncio.wait([work, answer], timeout=KEEPALIVE_SECONDS, return_when="FIRST_COMPLETED")
-            silent = loop.is_frozen(to) or {(caller, to), (to, caller)} & self.broken
+            silent = loop.is_frozen(to) or {link, (to, caller)} & self.broken
             if not work.done() and (silent or answer.done()):
-                # The connection is gone, or its caller has given up: the handler is cancelled.
+                # The connection is gone, or its caller has given up: the handler hears of it, but not at once.
+                await asyncio.wait([work], timeout=fate.uniform(0, KEEPALIVE_SECONDS))
                 work.cancel()
                 return UnreachableError(f"{to}, {method}: the connection broke")
         if work.cancelled():
@@ -107,6 +118,11 @@ class Wire(Network):
             return type(error)(f"{to}, {method}: {error}")
         self.failures.append(f"{to}, {method}: {error!r}")
         return UnreachableError(f"{to}, {method}: failed")
+
+    def drop_work(self, member: Identity) -> None:
+        """Ends what a member that dies is doing for others."""
+        for work in list(self.at_work.get(member, ())):
+            work.cancel()
 
 
 async def _answer(offered: Endpoint, caller: Identity, message: Message) -> Message:
@@ -140,8 +156,3 @@ class WireClient:
                 return await self.wire.deliver(self.own, to, method, message)
         except TimeoutError:
             raise UnreachableError(f"{to}, {method}: no answer in time") from None
-
-
-def seeded_wire(seed: int) -> Wire:
-    """A wire whose chance comes from a seed."""
-    return Wire(chance=Random(f"{seed} wire"))  # noqa: S311 (repeatable chance is the point)

@@ -61,8 +61,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """See `asyncio`."""
-        return self._gate(lambda run, context: super(VirtualLoop, self).call_at(when, run, context=context),
-                          callback, args, context)
+        return self._gate(
+            lambda run, context: super(VirtualLoop, self).call_at(when, run, context=context),
+            callback,
+            args,
+            context,
+        )
 
     def _gate(self, schedule: Callable[..., Any], callback: Any, args: Any, context: Context | None) -> Any:
         owner = OWNER.get() if context is None else context.get(OWNER)

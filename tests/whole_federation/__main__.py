@@ -33,20 +33,24 @@ def main() -> int:
         found = find_violations(history)
         virtual_seconds += history.virtual_seconds
         if found or options.seeds == 1:
-            print("\n".join((str(schedule), *(f"  {words}" for words in history.failures))))
+            _say(str(schedule), *(f"  {words}" for words in history.failures))
         if found:
             violated += 1
-            print("\n".join(f"VIOLATED {words}" for words in found), flush=True)
+            _say(*(f"VIOLATED {words}" for words in found))
             if not options.all:
                 break
         equal += schedule.is_patient or nothing_was_lost(history)
-        print(f"\r{seed}", end="", file=sys.stderr, flush=True)
     seconds = time.process_time() - began
-    print(
+    _say(
         f"{seed - options.seed + 1} schedules from seed {options.seed}, {violated} with violations, "
         f"{equal} without any loss, {virtual_seconds / 3600:.1f} h of federation in {seconds:.0f} s of CPU"
     )
     return 1 if violated else 0
+
+
+def _say(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
-from functools import cache
 from itertools import permutations
-from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
@@ -17,19 +15,16 @@ from cfel.deployment.host import Host
 from cfel.deployment.protocol.calls import Client, Endpoint
 from cfel.deployment.security.identity import Identity
 from cfel.errors import CfelError, SilentEdgeServerError
-from cfel.experiment import Experiment
 from cfel.learning.torch_state import prepare_process, prepare_thread
-from cfel.world import World
-from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation
 from tests.deployment.virtual_time import OWNER, VirtualLoop, run_virtually
 from tests.support.inline_compute import InlineCompute
 from tests.support.memory_disk import MemoryDisk
 from tests.whole_federation.history import Call, History
 from tests.whole_federation.schedule import DEVICES, EDGES, Fault, Schedule
-from tests.whole_federation.wire import Quality, Wire, WireClient
+from tests.whole_federation.subject import HOME, experiment, world
+from tests.whole_federation.wire import Link, Quality, Wire, WireClient
 
-HOME = Path("/nowhere")
 END_SECONDS = 20_000.0
 """A federation that has not ended so long after its last fault is stuck."""
 Result = TypeVar("Result")
@@ -46,22 +41,6 @@ class LaggingCompute(InlineCompute):
         async with self._turn:
             await asyncio.sleep(self._chance.uniform(0, 0.02))
             return function()
-
-
-@cache
-def experiment(*, is_patient: bool) -> Experiment:
-    """The tiny experiment; devices take seconds for an edge round, as in the world."""
-    waits = {"round_seconds": 20.0, "gossip_seconds": 8.0, "gone_seconds": 6.0, "join_seconds": 60.0}
-    if is_patient:
-        waits = dict.fromkeys(waits, 2000.0)
-    rounds = {"rounds": {"global": 3, "edge": 2, "local": 2}}
-    return deployed(rounds, **waits, election_seconds=1.5, linger_seconds=150.0, time_scale=0.02)
-
-
-@cache
-def world(*, is_patient: bool) -> World:
-    """What all federations of a kind share; nobody changes it."""
-    return experiment(is_patient=is_patient).build_world()
 
 
 class WholeFederation(Federation):
@@ -173,7 +152,41 @@ class WholeFederation(Federation):
             called = await self._next_call(fault.method)
             members = members or called
             await asyncio.sleep(chance.choice((0.0, 0.01, 0.03, 0.1)) * chance.random())
-        await getattr(self, "_" + fault.kind.replace(" ", "_"))(fault, members or EDGES[:2], chance)
+        await self._happen(fault, members or EDGES[:2], chance)
+
+    async def _happen(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
+        """Returns when the fault is over."""
+        first, seconds = members[0], fault.seconds
+        links = [link for link in permutations(EDGES + DEVICES, 2) if first in link]
+        match fault.kind:
+            case "kill":
+                await self._down((first,), seconds, lambda _: None)
+            case "outage":
+                await self._down(members, seconds, lambda disk: disk.lose_power(chance))
+            case "tear":
+                await self._tear(fault, members[-1], chance)
+            case "freeze":
+                self.loop.freeze(first)
+                await asyncio.sleep(seconds)
+                self.loop.thaw(first)
+            case "isolate":
+                await self._break(set(links), seconds)
+            case "cut":
+                await self._break(set(permutations(members, 2)), seconds)
+            case "cut one way":
+                await self._break({(first, members[-1])}, seconds)
+            case "slow":
+                await self._degrade(links, seconds, Quality(fault.number / 15))
+            case "lossy":
+                await self._degrade(links, seconds, Quality(0.05, fault.number / 100, double=0.2))
+            case "full disk":
+                self.disks[first].is_full = True
+                await asyncio.sleep(seconds)
+                self.disks[first].is_full = False
+            case "clock jump":
+                self.clock_offsets[first] += chance.choice((-1, 1)) * 10.0 ** chance.randint(0, 6)
+            case _:
+                raise AssertionError(f"no such fault: {fault.kind}")
 
     async def _next_call(self, method: str) -> tuple[Identity, ...]:
         """Who calls whom when a method is called next; nobody if it is not for a long while."""
@@ -189,12 +202,6 @@ class WholeFederation(Federation):
         await asyncio.wait([seen], timeout=10.0)
         return seen.result() if seen.done() else ()
 
-    async def _kill(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        await self._down(members[:1], fault.seconds, lambda _: None)
-
-    async def _outage(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        await self._down(members, fault.seconds, lambda disk: disk.lose_power(chance))
-
     async def _down(
         self, members: tuple[Identity, ...], seconds: float, lose: Callable[[MemoryDisk], None]
     ) -> None:
@@ -207,8 +214,8 @@ class WholeFederation(Federation):
             if member not in self.tasks:
                 self.start(member)
 
-    async def _tear(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        member, torn = members[-1], asyncio.Event()
+    async def _tear(self, fault: Fault, member: Identity, chance: Random) -> None:
+        torn = asyncio.Event()
         self.disks[member].tear_write(fault.number % 4, chance, torn.set)
         torn_before = asyncio.ensure_future(torn.wait())
         await asyncio.wait([torn_before], timeout=20.0)
@@ -216,49 +223,17 @@ class WholeFederation(Federation):
         if torn.is_set():
             await self._down((member,), fault.seconds, lambda disk: disk.lose_power(chance))
 
-    async def _freeze(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        self.loop.freeze(members[0])
-        await asyncio.sleep(fault.seconds)
-        self.loop.thaw(members[0])
-
-    async def _isolate(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        own = members[0]
-        links = {link for link in permutations(EDGES + DEVICES, 2) if own in link and link[0] != link[1]}
-        await self._break(links, fault.seconds)
-
-    async def _cut(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        await self._break(set(permutations(members, 2)), fault.seconds)
-
-    async def _cut_one_way(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        await self._break({(members[0], members[-1])}, fault.seconds)
-
-    async def _break(self, links: set[tuple[Identity, Identity]], seconds: float) -> None:
+    async def _break(self, links: set[Link], seconds: float) -> None:
         new = links - self.network.broken
         self.network.broken |= new
         await asyncio.sleep(seconds)
         self.network.broken -= new
 
-    async def _slow(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        await self._degrade(fault, members, Quality(seconds=fault.number / 15))
-
-    async def _lossy(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        await self._degrade(fault, members, Quality(0.05, drop=fault.number / 100, double=0.2))
-
-    async def _degrade(self, fault: Fault, members: tuple[Identity, ...], quality: Quality) -> None:
-        links = [link for link in permutations(EDGES + DEVICES, 2) if members[0] in link]
+    async def _degrade(self, links: list[Link], seconds: float, quality: Quality) -> None:
         self.network.qualities |= dict.fromkeys(links, quality)
-        await asyncio.sleep(fault.seconds)
+        await asyncio.sleep(seconds)
         for link in links:
             self.network.qualities.pop(link, None)
-
-    async def _full_disk(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        disk = self.disks[members[0]]
-        disk.is_full = True
-        await asyncio.sleep(fault.seconds)
-        disk.is_full = False
-
-    async def _clock_jump(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
-        self.clock_offsets[members[0]] += chance.choice((-1, 1)) * 10.0 ** chance.randint(0, 6)
 
 
 def play(schedule: Schedule) -> History:

@@ -7,7 +7,6 @@ servers answered and at what is left on the disks; none looks into a node.
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from cfel.deployment.coordinator.state import Position
 from cfel.deployment.edge.storage import EdgeDisk
-from cfel.deployment.election.rules import Heartbeat, VoteRequest
+from cfel.deployment.election.rules import Heartbeat
 from cfel.deployment.protocol.device_requests import NextOrder, NextRequest, UploadRequest
 from cfel.deployment.protocol.edge_requests import (
     CloseCommand,
@@ -33,11 +32,10 @@ from cfel.runlog import RoundRecord
 from cfel.runlog.plans import decode_plan, plan_path
 from cfel.runlog.records import parse_log
 from cfel.world import World
-from tests.simulation.drive import outcomes, timeless
+from tests.simulation.drive import timeless
 from tests.support.memory_disk import MemoryDisk
 from tests.whole_federation.schedule import EDGES, Schedule
-
-HOME = Path("/nowhere")
+from tests.whole_federation.subject import HOME, simulated
 
 
 @dataclass(eq=False)
@@ -122,7 +120,8 @@ def commands_of_the_newest_leader(history: History) -> Iterator[str]:
     """No edge server begins to carry out a command of a term after it has answered a later leader."""
     known: defaultdict[Identity, int] = defaultdict(int)
     answers = sorted(
-        (call for call in history.answered(ElectionRequest | NewestRequest)), key=lambda call: call.answered_at
+        (call for call in history.answered(ElectionRequest | NewestRequest)),
+        key=lambda call: call.answered_at,
     )
     next_answer = 0
     for place, call in enumerate(history.calls):
@@ -149,7 +148,8 @@ def _shown_term(call: Call) -> int | None:
 def acknowledged_uploads_are_used(history: History) -> Iterator[str]:
     """An upload that an edge server confirmed is in its edge round, if the process lived to answer for it."""
     answers = {
-        (call.process, call.request.position[:2]): call for call in reversed(list(history.answered(PlanCommand)))
+        (call.process, call.request.position[:2]): call
+        for call in reversed(list(history.answered(PlanCommand)))
     }
     for upload in history.answered(UploadRequest):
         found = answers.get((upload.process, tuple(upload.request.round)))
@@ -239,19 +239,24 @@ def budgets_are_counted_once(history: History) -> Iterator[str]:
                 continue
             table = decode_plan(path, record.round, content)
             rows = list(zip(table.edge_round.tolist(), table.device.tolist(), strict=True))
-            if len(rows) != len(set(rows)) or max(table.edge_round, default=0) >= world.setting.rounds.edge_rounds:
+            if (
+                len(rows) != len(set(rows))
+                or max(table.edge_round, default=0) >= world.setting.rounds.edge_rounds
+            ):
                 yield f"{edge} counts a device twice in round {record.round}"
             spent = float(np.sum(table.joules)) + record.backhaul_joules
             if not isclose(record.joules - before_this, spent, rel_tol=1e-9, abs_tol=1e-9):
-                yield f"{edge}, round {record.round}: {record.joules - before_this} J counted, {spent} J spent"
+                counted = record.joules - before_this
+                yield f"{edge}, round {record.round}: {counted} J counted, {spent} J spent"
 
 
 def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
     """Where no upload and no gossip was lost, records and models equal the simulator's to the last bit."""
     records = history.log(EDGES[0])
-    if history.schedule.is_patient or nothing_was_lost(history):
-        if not history.stuck and timeless(records) != _simulated(history.schedule.is_patient):
-            yield "the log differs from the simulator's"
+    is_patient = history.schedule.is_patient
+    is_complete = not history.stuck and (is_patient or nothing_was_lost(history))
+    if is_complete and timeless(records) != simulated(is_patient=is_patient):
+        yield "the log differs from the simulator's"
     for edge in EDGES:
         disk = MemoryDisk()
         disk.files = history.disks[edge]
@@ -268,23 +273,18 @@ def nothing_was_lost(history: History) -> bool:
         for edge in EDGES:
             own = set(np.flatnonzero(setting.fleet.cluster == edge.number).tolist())
             for edge_round in range(setting.rounds.edge_rounds):
-                answers = [each for (i, at), each in rounds.items() if (i, at[:2]) == (edge, (number, edge_round))]
+                answers = [
+                    each for (i, at), each in rounds.items() if (i, at[:2]) == (edge, (number, edge_round))
+                ]
                 if not answers or {each.device for each in answers[0].devices} != own:
                     return False
             steps = [(at, each) for (i, at), each in mixes.items() if (i, at[0]) == (edge, number)]
             if not steps or any(
-                np.array(each.rows).tolist() != setting.backhaul_at(*at).weights.tolist() for at, each in steps
+                np.array(each.rows).tolist() != setting.backhaul_at(*at).weights.tolist()
+                for at, each in steps
             ):
                 return False
     return True
-
-
-@cache
-def _simulated(is_patient: bool) -> list[dict[str, Any]]:
-    from tests.whole_federation.federation import experiment, world
-
-    found = outcomes(experiment(is_patient=is_patient), world(is_patient=is_patient))
-    return timeless([each.record for each in found])
 
 
 PROPERTIES: tuple[Callable[[History], Iterator[str]], ...] = (

@@ -6,9 +6,11 @@ import pytest
 
 from tests.deployment.memory_federation import until
 from tests.deployment.virtual_time import run_virtually
-from tests.whole_federation.federation import HOME, WholeFederation, play, world
+from tests.whole_federation.bugs import BUGS, plant
+from tests.whole_federation.federation import WholeFederation, play
 from tests.whole_federation.history import History, find_violations, records_are_equal_everywhere
 from tests.whole_federation.schedule import DEVICES, EDGES, Schedule, draw_schedule
+from tests.whole_federation.subject import HOME, world
 
 
 def test_a_run_goes_on_when_the_votes_of_all_edge_servers_are_deleted() -> None:

@@ -56,8 +56,8 @@ class Wire(Network):
         """See `Network`."""
         self.on_call(caller, to, method)
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        # What happens to a message is drawn when it is sent: the nth of a link has the same fate, in whichever
-        # order things happen that happen at once.
+        # What happens to a message is drawn when it is sent: the nth of a link has the same fate, in
+        # whichever order things happen that happen at once.
         chance = self.chances.setdefault((caller, to), Random(f"{self.seed} {caller} {to}"))  # noqa: S311
         double = chance.random() < self.qualities.get((caller, to), Quality()).double
         fates = [Random(chance.random()) for _ in range(2)]  # noqa: S311
@@ -105,7 +105,7 @@ class Wire(Network):
             await asyncio.wait([work, answer], timeout=KEEPALIVE_SECONDS, return_when="FIRST_COMPLETED")
             silent = loop.is_frozen(to) or {link, (to, caller)} & self.broken
             if not work.done() and (silent or answer.done()):
-                # The connection is gone, or its caller has given up: the handler hears of it, but not at once.
+                # The connection is gone, or its caller has given up: the handler hears of it later.
                 await asyncio.wait([work], timeout=fate.uniform(0, KEEPALIVE_SECONDS))
                 work.cancel()
                 return UnreachableError(f"{to}, {method}: the connection broke")

@@ -92,7 +92,7 @@ class MemoryDisk:
     def lose_power(self, chance: Random) -> None:
         """Each file that was not synced is as it was, or as it is, by chance."""
         for path, content in sorted(self._synced.items()):
-            if chance.random() < 0.5:
+            if chance.random() < 0.75:
                 self._put(path, content)
         self._synced.clear()
 

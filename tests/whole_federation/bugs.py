@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +32,12 @@ def skip_the_sync_of_a_vote() -> AbstractContextManager[Any]:
 
 def train_again_for_the_same_order() -> AbstractContextManager[Any]:
     """A device does not recognise an order that it has carried out, and makes another upload."""
-    return patch.object(agent, "order_key", lambda order: (order.round, object()))
+    numbers = count()
+    return patch.object(
+        agent,
+        "order_key",
+        lambda order: (order.round, order.model, order.rho, order.theta, float(next(numbers))),
+    )
 
 
 def use_a_stale_proposal() -> AbstractContextManager[Any]:

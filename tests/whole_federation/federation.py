@@ -25,7 +25,7 @@ from tests.whole_federation.schedule import DEVICES, EDGES, Fault, Schedule
 from tests.whole_federation.subject import HOME, experiment, world
 from tests.whole_federation.wire import Link, Quality, Wire, WireClient
 
-END_SECONDS = 20_000.0
+END_SECONDS = 900.0
 """A federation that has not ended so long after its last fault is stuck."""
 Result = TypeVar("Result")
 
@@ -178,7 +178,7 @@ class WholeFederation(Federation):
             case "slow":
                 await self._degrade(links, seconds, Quality(fault.number / 15))
             case "lossy":
-                await self._degrade(links, seconds, Quality(0.05, fault.number / 100, double=0.2))
+                await self._degrade(links, seconds, Quality(0.05, fault.number / 100, 0.2, 0.2))
             case "full disk":
                 self.disks[first].is_full = True
                 await asyncio.sleep(seconds)

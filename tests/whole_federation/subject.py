@@ -18,9 +18,11 @@ def experiment(*, is_patient: bool) -> Experiment:
     """The tiny experiment; devices take seconds for an edge round, as in the world."""
     waits = {"round_seconds": 20.0, "gossip_seconds": 8.0, "gone_seconds": 6.0, "join_seconds": 60.0}
     if is_patient:
-        waits = dict.fromkeys(waits, 2000.0)
+        waits = dict.fromkeys(waits, 300.0)  # no fault lasts so long
     rounds = {"rounds": {"global": 3, "edge": 2, "local": 2}}
-    return deployed(rounds, **waits, election_seconds=1.5, linger_seconds=150.0, time_scale=0.02)
+    return deployed(
+        rounds, **waits, election_seconds=1.5, linger_seconds=150.0, give_up_seconds=400.0, time_scale=0.02
+    )
 
 
 @cache

@@ -17,6 +17,7 @@ from tests.deployment.memory_federation import Network
 from tests.deployment.virtual_time import VirtualLoop
 
 KEEPALIVE_SECONDS = 2.0
+LATE_SECONDS = 10.0
 Link = tuple[Identity, Identity]
 
 
@@ -27,6 +28,7 @@ class Quality:
     seconds: float = 0.01  # the longest a message is under way
     drop: float = 0.0  # share of messages that are lost
     double: float = 0.0  # share of messages that arrive twice
+    late: float = 0.0  # share of messages that take up to `LATE_SECONDS`, as after many retransmissions
 
 
 @dataclass
@@ -88,7 +90,8 @@ class Wire(Network):
         """Returns after a message's time on a link, with whether it arrives."""
         link = (sender, receiver)
         quality = self.qualities.get(link, Quality())
-        await asyncio.sleep(fate.uniform(0, quality.seconds))
+        is_late = quality.late and fate.random() < quality.late
+        await asyncio.sleep(fate.uniform(0, LATE_SECONDS if is_late else quality.seconds))
         return link not in self.broken and fate.random() >= quality.drop
 
     async def _handle(

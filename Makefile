@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 
 .PHONY: demo setup test test-long test-faults chaos-quick chaos test-slow test-light wheel-test wheel-test-learn test-flower \
-    test-trackers fuzz check bench docs docs-links pictures release clean
+    test-trackers fuzz simulate check bench docs docs-links pictures release clean
 
 demo: $(READY)            ## run the main job
 	$(BIN)/cfel demo
@@ -85,6 +85,10 @@ test-light:               ## what needs no torch, in an environment without it, 
 SECONDS ?= 60
 fuzz: $(READY)            ## change run directories and messages at random; SECONDS=0 runs until Ctrl-C
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+SEEDS ?= 100
+simulate: $(READY)        ## whole federations under seeded schedules of faults; SEEDS=1000 takes about ten minutes
+	$(BIN)/python -m tests.whole_federation --seeds $(SEEDS)
 
 check: $(READY)           ## style, types, layers
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ from cfel.deployment.election.rules import Heartbeat
 from cfel.deployment.host import Host, make_host
 from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.deployment.node import own_data
-from cfel.deployment.protocol.calls import Endpoint, RemoteCalls, by_method
+from cfel.deployment.protocol.calls import Client, Endpoint, RemoteCalls, by_method
 from cfel.deployment.protocol.edge_requests import ElectionRequest
 from cfel.deployment.protocol.messages import Message, join_message, split_message
 from cfel.deployment.security.identity import Identity
@@ -122,10 +122,11 @@ class Federation:
         directory: Path,
         network: Network | None = None,
         make: Callable[[Identity], Host] = lambda _: make_host(),
+        world: World | None = None,
     ) -> None:
         self._make = make
         self.experiment = experiment
-        self.world: World = experiment.build_world()
+        self.world: World = world or experiment.build_world()
         self.directory = directory
         self.network = network or Network()
         self.edges: dict[int, EdgeNode] = {}
@@ -147,16 +148,23 @@ class Federation:
             *(Identity("device", n) for n in range(fleet.devices)),
         ]
 
+    def _client(self, member: Identity) -> Client:
+        return MemoryClient(member, self.network)
+
+    def _watch(self, member: Identity, node: EdgeNode) -> None:
+        """Called with every edge server before others can reach it."""
+
     async def _edge(self, member: Identity) -> None:
         node = EdgeNode(
             self.world,
             self.experiment.deployment,
             member.number,
             self.directory / str(member),
-            RemoteCalls(MemoryClient(member, self.network)),
+            RemoteCalls(self._client(member)),
             self._make(member),
         )
         self.edges[member.number] = node
+        self._watch(member, node)
         self.network.members[member] = by_method(node.endpoints.values())
         await node.run()
 
@@ -167,7 +175,7 @@ class Federation:
             member.number,
             own_data(self.world, member.number),
             self.experiment.deployment,
-            RemoteCalls(MemoryClient(member, self.network)),
+            RemoteCalls(self._client(member)),
             directory,
             host,
             self.energy(),

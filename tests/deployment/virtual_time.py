@@ -2,10 +2,13 @@
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+OWNER: ContextVar[object] = ContextVar("OWNER", default=None)
+"""Whose code runs: a node that is frozen does nothing until it thaws."""
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -25,16 +28,64 @@ class _Jumping(selectors.DefaultSelector):
         return ready
 
 
-class _VirtualLoop(asyncio.SelectorEventLoop):
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Its clock never waits, and owners of code can be stopped as with SIGSTOP."""
+
     def __init__(self) -> None:
         self._jumping = _Jumping()
+        self._frozen: dict[object, list[tuple[Callable[[], None], Context]]] = {}
         super().__init__(self._jumping)
 
     def time(self) -> float:
+        """Virtual seconds since the start."""
         return self._jumping.passed
+
+    def freeze(self, owner: object) -> None:
+        """Nothing of this owner runs from now on; timers that expire meanwhile fire when it thaws."""
+        self._frozen.setdefault(owner, [])
+
+    def thaw(self, owner: object) -> None:
+        """Lets an owner continue."""
+        for run, context in self._frozen.pop(owner, []):
+            super().call_soon(run, context=context)
+
+    def is_frozen(self, owner: object) -> bool:
+        """Whether it is stopped now."""
+        return owner in self._frozen
+
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+        """See `asyncio`."""
+        return self._gate(super().call_soon, callback, args, context)
+
+    def call_at(
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio`."""
+        return self._gate(
+            lambda run, context: super(VirtualLoop, self).call_at(when, run, context=context),
+            callback,
+            args,
+            context,
+        )
+
+    def _gate(self, schedule: Callable[..., Any], callback: Any, args: Any, context: Context | None) -> Any:
+        owner = OWNER.get() if context is None else context.get(OWNER)
+        within = copy_context() if context is None else context
+
+        def run() -> None:
+            # One that thaws may cancel a timer of its own that has expired while it was frozen.
+            if handle.cancelled():
+                return
+            if owner in self._frozen:
+                self._frozen[owner].append((run, within))
+            else:
+                callback(*args)
+
+        handle = schedule(run, context=within)
+        return handle
 
 
 def run_virtually(main: Coroutine[Any, Any, Result]) -> Result:
     """Runs a coroutine that uses no threads and no sockets, in virtual time."""
-    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

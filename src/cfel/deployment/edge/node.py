@@ -138,7 +138,7 @@ class EdgeNode:
             self._admit,
         )
         self._role = CoordinatorRole(self.server, calls, self._health, self.on_rejection, self._is_gone)
-        timing = scale_timing(deployment.election_seconds)
+        timing, proposed = scale_timing(deployment.election_seconds), self.server.log.proposals.newest
         self.member = Member(
             Electorate(number, tuple(range(fleet.clusters)), timing),
             directory / "vote.json",
@@ -147,6 +147,7 @@ class EdgeNode:
             self._health,
             lambda term, leader: self._role.change(term, leader, self.member),
             lambda member, what: self._faults.note(member, "command", what),
+            0 if proposed is None else proposed.term,
         )
         self.monitor = PeerMonitor(self.server, self.devices, self.member, calls, self._contacts)
         for part in (self.server, self.devices, self.member, self.monitor):

@@ -74,6 +74,7 @@ class Member:
         health: where it notes that its vote cannot be stored.
         on_leader: called at every change of the leader.
         on_fault: called with a member that sent what it may not.
+        least_term: of the newest record that it stores; it has been in this term, whatever its vote says.
 
     Attributes:
         state: what it knows of the election.
@@ -90,9 +91,10 @@ class Member:
         health: DiskHealth,
         on_leader: OnLeader,
         on_fault: OnFault = lambda _member, _what: None,
+        least_term: int = 0,
     ) -> None:
         self._path, self._calls, self._host, self._health = path, calls, host, health
-        self._on_leader, self._on_fault = on_leader, on_fault
+        self._on_leader, self._on_fault, self._least_term = on_leader, on_fault, least_term
         self._recovery: VoteRecovery | None = None
         self.state = self._start(electorate, self._load_vote(electorate))
         self.events: deque[ElectionEvent] = deque(maxlen=MOST_EVENTS)
@@ -114,6 +116,10 @@ class Member:
             return Vote()
 
     def _start(self, electorate: Electorate, vote: Vote) -> ElectionState:
+        # Votes may be deleted while records stay, and those reject the proposals of earlier terms. Counts as
+        # having voted in this term, for whomever.
+        if vote.term < self._least_term:
+            vote = Vote(self._least_term, electorate.member)
         return rules.start(electorate, vote, _now(), self._host.random.random())
 
     @property

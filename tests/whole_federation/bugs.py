@@ -1,0 +1,96 @@
+"""Known bugs to plant: what the checker must find, or it proves nothing."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+from unittest.mock import patch
+
+from cfel.deployment.coordinator import coordinator
+from cfel.deployment.coordinator.calls import Handover, take_over
+from cfel.deployment.device import agent
+from cfel.deployment.election import member
+from cfel.deployment.election.member import Member
+from cfel.runlog import RoundRecord
+from tests.support.memory_disk import MemoryDisk
+
+
+def skip_the_sync_of_a_vote() -> AbstractContextManager[Any]:
+    """A vote is sent before it is on the disk."""
+
+    class Forgetful:
+        def __init__(self, disk: MemoryDisk) -> None:
+            self.disk = disk
+
+        def replace(self, path: Any, content: bytes) -> None:
+            self.disk.replace_unsynced(path, content)
+
+    save = member.save_vote
+    return patch.object(member, "save_vote", lambda disk, *rest: save(Forgetful(disk), *rest))  # type: ignore[arg-type]
+
+
+def train_again_for_the_same_order() -> AbstractContextManager[Any]:
+    """A device does not recognise an order that it has carried out, and makes another upload."""
+    numbers = count()
+    return patch.object(
+        agent,
+        "order_key",
+        lambda order: (order.round, order.model, order.rho, order.theta, float(next(numbers))),
+    )
+
+
+def use_a_stale_proposal() -> AbstractContextManager[Any]:
+    """A successor takes the newest record that it finds, of whatever round."""
+
+    def choose(self: Handover, own: RoundRecord) -> RoundRecord:
+        return max(self.records, key=lambda each: each.term).record if self.records else own
+
+    return patch.object(Handover, "choose_record", choose)
+
+
+def ignore_proposals() -> AbstractContextManager[Any]:
+    """A successor proposes its own record although an earlier coordinator's may be logged somewhere."""
+    return patch.object(Handover, "choose_record", lambda _, own: own)
+
+
+def obey_anybody() -> AbstractContextManager[Any]:
+    """An edge server does not check that a command comes from the leader of the term."""
+
+    async def admit(*_: object) -> None:
+        return
+
+    return patch.object(Member, "admit", admit)
+
+
+def count_a_round_twice() -> AbstractContextManager[Any]:
+    """A successor adds what the last edge round has spent to what it takes over."""
+
+    async def take(*arguments: Any) -> Handover:
+        found = await take_over(*arguments)
+        state = found.state
+        if not state.finished or state.plan is not None:
+            return found
+        return replace(found, state=replace(state, finished=(*state.finished, state.finished[-1])))
+
+    return patch.object(coordinator, "take_over", take)
+
+
+BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "vote-not-synced": skip_the_sync_of_a_vote,
+    "upload-not-recognised": train_again_for_the_same_order,
+    "stale-proposal": use_a_stale_proposal,
+    "proposal-ignored": ignore_proposals,
+    "leader-not-checked": obey_anybody,
+    "round-counted-twice": count_a_round_twice,
+}
+
+
+@contextmanager
+def plant(name: str | None) -> Iterator[None]:
+    """Plants a bug while the context lasts; none without a name."""
+    if name is None:
+        yield
+        return
+    with BUGS[name]():
+        yield

@@ -1,0 +1,306 @@
+"""The history of a federation, and what must be true of every one, whatever happened to its nodes.
+
+Each property is a function from a history to what violates it, in words. They look at the calls that edge
+servers answered and at what is left on the disks; none looks into a node.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cfel.deployment.coordinator.state import Position
+from cfel.deployment.edge.storage import EdgeDisk
+from cfel.deployment.election.rules import Heartbeat
+from cfel.deployment.protocol.device_requests import NextOrder, NextRequest, UploadRequest
+from cfel.deployment.protocol.edge_requests import (
+    CloseCommand,
+    Command,
+    ElectionRequest,
+    MixAnswer,
+    MixCommand,
+    NewestRequest,
+    PlanAnswer,
+    PlanCommand,
+)
+from cfel.deployment.security.identity import Identity
+from cfel.runlog import RoundRecord
+from cfel.runlog.plans import decode_plan, plan_path
+from cfel.runlog.records import parse_log
+from cfel.world import World
+from tests.simulation.drive import timeless
+from tests.support.memory_disk import MemoryDisk
+from tests.whole_federation.schedule import EDGES, Schedule
+from tests.whole_federation.subject import HOME, simulated
+
+
+@dataclass(eq=False)
+class Call:
+    """One call at an edge server.
+
+    Attributes:
+        at: virtual seconds.
+        process: which edge server was called, and for the how-manieth time it had been started.
+        answer: None if it rejected, failed or died.
+        answered_at: how many calls had begun anywhere by then.
+    """
+
+    at: float
+    caller: Identity
+    process: tuple[Identity, int]
+    request: Any
+    answer: Any = None
+    answered_at: int = 0
+
+
+@dataclass(eq=False)
+class History:
+    """All that happened.
+
+    Attributes:
+        calls: in the order they came.
+        disks: what is left on each.
+        stuck: who had not ended in the end.
+        failures: why members were started again, for the reader.
+        crashes: what must never be raised.
+    """
+
+    schedule: Schedule
+    world: World
+    calls: list[Call] = field(default_factory=list)
+    disks: dict[Identity, dict[Path, bytes]] = field(default_factory=dict)
+    stuck: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
+    virtual_seconds: float = 0.0
+
+    def log(self, edge: Identity) -> list[RoundRecord]:
+        """The records on an edge server's disk."""
+        path = HOME / str(edge) / "rounds.jsonl"
+        return list(parse_log(path, self.disks[edge].get(path, b"")).records)
+
+    def answered(self, request: type) -> Iterator[Call]:
+        """Calls of a kind that were carried out."""
+        return (each for each in self.calls if isinstance(each.request, request) and each.answer is not None)
+
+    def edge_rounds(self) -> dict[tuple[Identity, Position], PlanAnswer]:
+        """What each edge server answered about each edge round."""
+        return {(each.process[0], each.request.position): each.answer for each in self.answered(PlanCommand)}
+
+    def mixes(self) -> dict[tuple[Identity, Position], MixAnswer]:
+        """What each edge server answered about each gossip step."""
+        return {(each.process[0], each.request.position): each.answer for each in self.answered(MixCommand)}
+
+
+def everybody_ends(history: History) -> Iterator[str]:
+    """When all faults are over, the run ends by itself, and nothing unforeseen was raised."""
+    if history.stuck:
+        yield f"{', '.join(history.stuck)} have not ended"
+    yield from history.crashes
+
+
+def one_leader_per_term(history: History) -> Iterator[str]:
+    """Nobody else sends heartbeats or has commands carried out in the same term."""
+    leaders: defaultdict[int, set[Identity]] = defaultdict(set)
+    for call in history.calls:
+        if isinstance(call.request, ElectionRequest) and isinstance(call.request.message, Heartbeat):
+            leaders[call.request.message.term].add(call.caller)
+    for call in history.answered(Command):
+        leaders[call.request.term].add(call.caller)
+    for term, found in leaders.items():
+        if len(found) > 1:
+            yield f"term {term} has the leaders {', '.join(sorted(map(str, found)))}"
+
+
+def commands_of_the_newest_leader(history: History) -> Iterator[str]:
+    """No edge server begins to carry out a command of a term after it has answered a later leader."""
+    known: defaultdict[Identity, int] = defaultdict(int)
+    answers = sorted(
+        (call for call in history.answered(ElectionRequest | NewestRequest)),
+        key=lambda call: call.answered_at,
+    )
+    next_answer = 0
+    for place, call in enumerate(history.calls):
+        while next_answer < len(answers) and answers[next_answer].answered_at <= place:
+            earlier = answers[next_answer]
+            next_answer += 1
+            if (term := _shown_term(earlier)) is not None:
+                known[earlier.process[0]] = max(known[earlier.process[0]], term)
+        own = call.process[0]
+        if isinstance(call.request, Command) and call.answer is not None and call.request.term < known[own]:
+            yield (
+                f"{own} carried out {call.request.method} of {call.caller} in term {call.request.term}, "
+                f"after it had answered the leader of term {known[own]}"
+            )
+
+
+def _shown_term(call: Call) -> int | None:
+    """The term that its receiver has entered with this call."""
+    if isinstance(call.request, NewestRequest):
+        return call.request.term
+    return call.request.message.term if isinstance(call.request.message, Heartbeat) else None
+
+
+def acknowledged_uploads_are_used(history: History) -> Iterator[str]:
+    """An upload that an edge server confirmed is in its edge round, if the process lived to answer for it."""
+    answers = {
+        (call.process, call.request.position[:2]): call
+        for call in reversed(list(history.answered(PlanCommand)))
+    }
+    for upload in history.answered(UploadRequest):
+        found = answers.get((upload.process, tuple(upload.request.round)))
+        if found is None or found.answered_at <= upload.answered_at:
+            continue
+        if upload.caller.number not in {each.device for each in found.answer.devices}:
+            yield f"{upload.process[0]} lost the upload of {upload.caller} for round {upload.request.round}"
+
+
+def edge_rounds_happen_once(history: History) -> Iterator[str]:
+    """Whoever asks about an edge round or a gossip step, and whenever, gets the same answer."""
+    first: dict[tuple[Identity, Position, type], Any] = {}
+    for call in [*history.answered(PlanCommand), *history.answered(MixCommand)]:
+        key = (call.process[0], call.request.position, type(call.request))
+        if str(first.setdefault(key, call.answer)) != str(call.answer):
+            yield f"{key[0]} carried out {call.request.method} at {key[1]} twice, with other results"
+    for (edge, at), answer in history.edge_rounds().items():
+        devices = [each.device for each in answer.devices]
+        if len(devices) != len(set(devices)):
+            yield f"{edge} used an upload twice at {at}: {devices}"
+
+
+def devices_hear_what_was_used(history: History) -> Iterator[str]:
+    """An order names the device's last upload that went into a model: it returns no other to its residual."""
+    used: dict[Identity, list[tuple[int, int]]] = defaultdict(list)
+    for (_, at), answer in history.edge_rounds().items():
+        for each in answer.devices:
+            used[Identity("device", each.device)].append((at[0], at[1]))
+    for call in history.answered(NextRequest):
+        if not isinstance(call.answer, NextOrder) or call.answer.kind != "update":
+            continue
+        now = tuple(call.answer.order.round)
+        before = max((each for each in used[call.caller] if each < now), default=None)
+        named = call.answer.last_used_round
+        # An edge round whose answer nobody has heard yet may be named, too.
+        if before is not None and (named is None or tuple(named) < before):
+            yield f"{call.caller} was told in round {now} that {named} was used last; {before} was"
+
+
+def orders_are_carried_out_once(history: History) -> Iterator[str]:
+    """A device that gets the same order again sends the same upload: training twice would use data twice."""
+    asked: dict[Identity, Any] = {}
+    made: dict[tuple[Any, ...], Any] = {}
+    for call in history.calls:
+        if isinstance(call.request, UploadRequest) and not call.request.content_sha256:
+            order = asked.get(call.caller, {}).get(tuple(call.request.round))
+            if order is None:
+                continue
+            # The model, ρ, θ and the rate tell orders of one round apart; steps and loss tell updates apart.
+            content = (call.request.content.digest, call.request.steps, str(call.request.loss))
+            if len(order) == 1 and made.setdefault((call.caller, *order), content) != content:
+                yield f"{call.caller} trained twice for round {call.request.round}"
+        if isinstance(call.request, NextRequest) and isinstance(call.answer, NextOrder):
+            order = call.answer.order
+            key = (tuple(order.round), order.model, order.rho, order.theta, order.rate)
+            if call.answer.kind == "update":
+                asked.setdefault(call.caller, {}).setdefault(tuple(order.round), set()).add(key)
+
+
+def records_are_equal_everywhere(history: History) -> Iterator[str]:
+    """All logs are the same, without gap or repeat; what was confirmed as logged stays."""
+    logs = {edge: history.log(edge) for edge in EDGES}
+    for edge, records in logs.items():
+        numbers = [each.round for each in records]
+        if numbers != list(range(1, len(numbers) + 1)):
+            yield f"{edge} has the rounds {numbers}"
+    longest = max(logs.values(), key=len)
+    for edge, records in logs.items():
+        if records != longest[: len(records)]:
+            yield f"the log of {edge} differs from another one"
+        if not history.stuck and len(records) < len(longest):
+            yield f"{edge} has ended with {len(records)} of {len(longest)} records"
+    for call in history.answered(CloseCommand):
+        if call.request.record not in logs[call.process[0]]:
+            yield f"{call.process[0]} confirmed round {call.request.record.round}, which is not in its log"
+
+
+def budgets_are_counted_once(history: History) -> Iterator[str]:
+    """Each record adds the joules of its own edge rounds, of every device once."""
+    world = history.world
+    for edge in EDGES:
+        before = 0.0
+        for record in history.log(edge):
+            path = plan_path(HOME / str(edge), record.round)
+            content, before_this, before = history.disks[edge].get(path), before, record.joules
+            if content is None:
+                continue
+            table = decode_plan(path, record.round, content)
+            rows = list(zip(table.edge_round.tolist(), table.device.tolist(), strict=True))
+            if (
+                len(rows) != len(set(rows))
+                or max(table.edge_round, default=0) >= world.setting.rounds.edge_rounds
+            ):
+                yield f"{edge} counts a device twice in round {record.round}"
+            spent = float(np.sum(table.joules)) + record.backhaul_joules
+            if not isclose(record.joules - before_this, spent, rel_tol=1e-9, abs_tol=1e-9):
+                counted = record.joules - before_this
+                yield f"{edge}, round {record.round}: {counted} J counted, {spent} J spent"
+
+
+def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
+    """Where no upload and no gossip was lost, records and models equal the simulator's to the last bit."""
+    records = history.log(EDGES[0])
+    is_patient = history.schedule.is_patient
+    is_complete = not history.stuck and (is_patient or nothing_was_lost(history))
+    if is_complete and timeless(records) != simulated(is_patient=is_patient):
+        yield "the log differs from the simulator's"
+    for edge in EDGES:
+        disk = MemoryDisk()
+        disk.files = history.disks[edge]
+        state = EdgeDisk(disk, HOME / str(edge), history.world.start).load()
+        if not state.model.is_finite():
+            yield f"the model of {edge} is not finite"
+
+
+def nothing_was_lost(history: History) -> bool:
+    """Whether all devices took part in all edge rounds, and all edge servers in all gossip."""
+    setting = history.world.setting
+    rounds, mixes = history.edge_rounds(), history.mixes()
+    for number in range(len(history.log(EDGES[0]))):
+        for edge in EDGES:
+            own = set(np.flatnonzero(setting.fleet.cluster == edge.number).tolist())
+            for edge_round in range(setting.rounds.edge_rounds):
+                answers = [
+                    each for (i, at), each in rounds.items() if (i, at[:2]) == (edge, (number, edge_round))
+                ]
+                if not answers or {each.device for each in answers[0].devices} != own:
+                    return False
+            steps = [(at, each) for (i, at), each in mixes.items() if (i, at[0]) == (edge, number)]
+            if not steps or any(
+                np.array(each.rows).tolist() != setting.backhaul_at(*at).weights.tolist()
+                for at, each in steps
+            ):
+                return False
+    return True
+
+
+PROPERTIES: tuple[Callable[[History], Iterator[str]], ...] = (
+    everybody_ends,
+    one_leader_per_term,
+    commands_of_the_newest_leader,
+    acknowledged_uploads_are_used,
+    edge_rounds_happen_once,
+    devices_hear_what_was_used,
+    orders_are_carried_out_once,
+    records_are_equal_everywhere,
+    budgets_are_counted_once,
+    models_are_those_of_the_simulator,
+)
+
+
+def find_violations(history: History) -> list[str]:
+    """What is wrong with a history, with the names of the properties; empty if nothing is."""
+    return [f"{each.__name__}: {words}" for each in PROPERTIES for words in each(history)]

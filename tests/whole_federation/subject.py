@@ -1,0 +1,38 @@
+"""The experiment that all schedules are played with, its world, and what the simulator makes of it."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from cfel.experiment import Experiment
+from cfel.world import World
+from tests.deployment.conftest import deployed
+from tests.simulation.drive import outcomes, timeless
+
+HOME = Path("/nowhere")
+"""Where nodes have their directories, on disks of memory."""
+
+
+@cache
+def experiment(*, is_patient: bool) -> Experiment:
+    """The tiny experiment; devices take seconds for an edge round, as in the world."""
+    waits = {"round_seconds": 20.0, "gossip_seconds": 8.0, "gone_seconds": 6.0, "join_seconds": 60.0}
+    if is_patient:
+        waits = dict.fromkeys(waits, 300.0)  # no fault lasts so long
+    rounds = {"rounds": {"global": 3, "edge": 2, "local": 2}}
+    return deployed(
+        rounds, **waits, election_seconds=1.5, linger_seconds=150.0, give_up_seconds=400.0, time_scale=0.02
+    )
+
+
+@cache
+def world(*, is_patient: bool) -> World:
+    """What all federations of a kind share; nobody changes it."""
+    return experiment(is_patient=is_patient).build_world()
+
+
+@cache
+def simulated(*, is_patient: bool) -> list[dict[str, Any]]:
+    """The records of the simulator."""
+    found = outcomes(experiment(is_patient=is_patient), world(is_patient=is_patient))
+    return timeless([each.record for each in found])

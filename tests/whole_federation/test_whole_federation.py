@@ -1,0 +1,79 @@
+"""Schedules of faults with whole nodes: no promise is broken, and planted bugs are found."""
+
+import asyncio
+
+import pytest
+
+from tests.deployment.memory_federation import until
+from tests.deployment.virtual_time import run_virtually
+from tests.whole_federation.bugs import BUGS, plant
+from tests.whole_federation.federation import WholeFederation, play
+from tests.whole_federation.history import History, find_violations, records_are_equal_everywhere
+from tests.whole_federation.schedule import DEVICES, EDGES, Schedule, draw_schedule
+from tests.whole_federation.subject import HOME, world
+
+
+def test_a_run_goes_on_when_the_votes_of_all_edge_servers_are_deleted() -> None:
+    """As an operator may do; the records that they store still say which terms there have been."""
+    history = History(Schedule(0, True, ()), world(is_patient=True))
+
+    async def run() -> int:
+        async with WholeFederation(history.schedule, history) as federation:
+            federation.start(*DEVICES)
+            for _ in range(3):
+                federation.start(*EDGES)
+                await until("one leads", lambda: federation.coordinator() is not None)
+                await asyncio.sleep(9.0)
+                for edge in EDGES:
+                    await federation.kill(edge)
+            for edge in EDGES:
+                del federation.disks[edge].files[HOME / str(edge) / "vote.json"]
+            federation.start(*EDGES)
+            await federation.finished(300.0)
+            history.disks = {member: disk.files for member, disk in federation.disks.items()}
+            return len(history.log(EDGES[0]))
+
+    assert run_virtually(run()) == 3
+    assert not list(records_are_equal_everywhere(history))
+
+
+def check(*seeds: int) -> None:
+    """Plays schedules; tells which promise was broken in which."""
+    for seed in seeds:
+        schedule = draw_schedule(seed)
+        violations = find_violations(play(schedule))
+        assert not violations, "\n".join((str(schedule), *violations))
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_no_schedule_breaks_a_promise(first: int) -> None:
+    check(*range(first, first + 10))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("first", range(40, 200, 40))
+def test_no_further_schedule_does(first: int) -> None:
+    check(*range(first, first + 40))
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    """In every process; what the nodes draw, and when, comes from the seed alone."""
+    assert fingerprint(7) == fingerprint(7) != fingerprint(8)
+
+
+def fingerprint(seed: int) -> list[tuple[object, ...]]:
+    """Every call at an edge server."""
+    calls = play(draw_schedule(seed)).calls
+    return [(call.at, call.caller, call.process, call.request.method, call.answered_at) for call in calls]
+
+
+SEEDS = {}
+"""Of each planted bug, the first seed that finds it, and the property that is violated."""
+
+
+@pytest.mark.parametrize("name", sorted(BUGS))
+def test_a_planted_bug_is_found(name: str) -> None:
+    seed, violated = SEEDS[name]
+    with plant(name):
+        history = play(draw_schedule(seed))
+    assert violated in " ".join(find_violations(history))

@@ -219,6 +219,7 @@ class WholeFederation(Federation):
         torn_before = asyncio.ensure_future(torn.wait())
         await asyncio.wait([torn_before], timeout=20.0)
         torn_before.cancel()
+        self.disks[member].keep_power()
         if torn.is_set():
             await self._down((member,), fault.seconds, lambda disk: disk.lose_power(chance))
 

@@ -21,6 +21,7 @@ from cfel.deployment.protocol.edge_requests import (
     CloseCommand,
     Command,
     ElectionRequest,
+    EstimateCommand,
     MixAnswer,
     MixCommand,
     NewestRequest,
@@ -266,8 +267,22 @@ def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
 
 
 def nothing_was_lost(history: History) -> bool:
-    """Whether all devices took part in all edge rounds, and all edge servers in all gossip."""
+    """Whether all devices took part in all edge rounds, with one order each, and all edge servers in gossip.
+
+    A second plan for a round, made when nobody knows the first any more, has devices train twice: uploads for
+    the first are lost, and momentum keeps what it learned from them.
+    """
     setting = history.world.setting
+    orders: defaultdict[tuple[Identity, Any], set[Any]] = defaultdict(set)
+    for call in history.answered(NextRequest):
+        if isinstance(call.answer, NextOrder) and call.answer.kind == "update":
+            order = call.answer.order
+            orders[call.caller, order.round].add((order.model, order.rho, order.theta, order.rate))
+    if any(len(each) > 1 for each in orders.values()):
+        return False
+    for call in history.answered(EstimateCommand):
+        if len(call.answer.devices) < int(np.sum(setting.fleet.cluster == call.process[0].number)):
+            return False
     rounds, mixes = history.edge_rounds(), history.mixes()
     for number in range(len(history.log(EDGES[0]))):
         for edge in EDGES:

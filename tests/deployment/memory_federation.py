@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cfel.deployment.device.agent import DeviceAgent
 from cfel.deployment.edge.node import EdgeNode
@@ -220,7 +220,7 @@ class Federation:
         paths = self.directory.glob("edge-*/rounds.jsonl")
         return max((list(read_log(path).records) for path in paths), key=len)
 
-    async def __aenter__(self) -> "Federation":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -4,9 +4,11 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+HandleKind = TypeVar("HandleKind", bound=asyncio.Handle)
 OWNER: ContextVar[object] = ContextVar("OWNER", default=None)
 """Whose code runs: a node that is frozen does nothing until it thaws."""
 
@@ -53,22 +55,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Whether it is stopped now."""
         return owner in self._frozen
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]  # what is called with what is checked by the callers' base class
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         """See `asyncio`."""
         return self._gate(super().call_soon, callback, args, context)
 
-    def call_at(
-        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """See `asyncio`."""
-        return self._gate(
-            lambda run, context: super(VirtualLoop, self).call_at(when, run, context=context),
-            callback,
-            args,
-            context,
-        )
+        return self._gate(partial(super().call_at, when), callback, args, context)
 
-    def _gate(self, schedule: Callable[..., Any], callback: Any, args: Any, context: Context | None) -> Any:
+    def _gate(
+        self,
+        schedule: Callable[..., HandleKind],
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> HandleKind:
         owner = OWNER.get() if context is None else context.get(OWNER)
         within = copy_context() if context is None else context
 

@@ -89,6 +89,10 @@ class MemoryDisk:
         """Cuts the power in the middle of a write, that many writes from now."""
         self._tear = (after, chance, on_tear)
 
+    def keep_power(self) -> None:
+        """Calls a power cut off that has not come yet."""
+        self._tear = None
+
     def lose_power(self, chance: Random) -> None:
         """Each file that was not synced is as it was, or as it is, by chance."""
         for path, content in sorted(self._synced.items()):

@@ -46,8 +46,6 @@ class LaggingCompute(InlineCompute):
 class WholeFederation(Federation):
     """A federation whose members have a disk, a clock and a supervisor each."""
 
-    network: Wire
-
     def __init__(self, schedule: Schedule, history: History) -> None:
         patient = schedule.is_patient
         self.seed, self.history = schedule.seed, history
@@ -58,8 +56,9 @@ class WholeFederation(Federation):
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.loop = loop
-        wire = Wire(seed=schedule.seed)
-        super().__init__(experiment(is_patient=patient), HOME, wire, self._host, world(is_patient=patient))
+        self.wire = Wire(seed=schedule.seed)
+        shared = world(is_patient=patient)
+        super().__init__(experiment(is_patient=patient), HOME, self.wire, self._host, shared)
 
     def _host(self, member: Identity) -> Host:
         chance = Random(f"{self.seed} {member} {self._starts[member]}")  # noqa: S311
@@ -69,7 +68,7 @@ class WholeFederation(Federation):
         )
 
     def _client(self, member: Identity) -> Client:
-        self._clients[member] = WireClient(member, self.network)
+        self._clients[member] = WireClient(member, self.wire)
         return self._clients[member]
 
     def _watch(self, member: Identity, node: EdgeNode) -> None:
@@ -94,7 +93,7 @@ class WholeFederation(Federation):
             self.disks[member].turn_on()
             context = copy_context()
             context.run(OWNER.set, member)
-            self.network.contexts[member] = context
+            self.wire.contexts[member] = context
             self.tasks[member] = self.loop.create_task(self._supervise(member), context=context)
 
     async def _supervise(self, member: Identity) -> None:
@@ -107,11 +106,11 @@ class WholeFederation(Federation):
                 return
             except CfelError as error:
                 self.history.failures.append(f"{member}: {error}")
-                self.network.members.pop(member, None)
+                self.wire.members.pop(member, None)
                 await asyncio.sleep(1.0)
                 continue
             finally:
-                self.network.members.pop(member, None)
+                self.wire.members.pop(member, None)
             return
 
     def is_running(self, member: Identity) -> bool:
@@ -124,7 +123,7 @@ class WholeFederation(Federation):
             self._clients[member].is_dead = True
         self.disks[member].is_off = True
         self.loop.thaw(member)
-        self.network.drop_work(member)
+        self.wire.drop_work(member)
         if member.role == "edge" and member.number not in self.edges:
             self.tasks.pop(member).cancel()
         else:
@@ -191,14 +190,14 @@ class WholeFederation(Federation):
     async def _next_call(self, method: str) -> tuple[Identity, ...]:
         """Who calls whom when a method is called next; nobody if it is not for a long while."""
         seen: asyncio.Future[tuple[Identity, ...]] = self.loop.create_future()
-        before = self.network.on_call
+        before = self.wire.on_call
 
         def look(caller: Identity, to: Identity, name: str) -> None:
             before(caller, to, name)
             if name == method and not seen.done():
                 seen.set_result((caller, to))
 
-        self.network.on_call = look
+        self.wire.on_call = look
         await asyncio.wait([seen], timeout=10.0)
         return seen.result() if seen.done() else ()
 
@@ -220,20 +219,21 @@ class WholeFederation(Federation):
         torn_before = asyncio.ensure_future(torn.wait())
         await asyncio.wait([torn_before], timeout=20.0)
         torn_before.cancel()
+        self.disks[member].keep_power()
         if torn.is_set():
             await self._down((member,), fault.seconds, lambda disk: disk.lose_power(chance))
 
     async def _break(self, links: set[Link], seconds: float) -> None:
-        new = links - self.network.broken
-        self.network.broken |= new
+        new = links - self.wire.broken
+        self.wire.broken |= new
         await asyncio.sleep(seconds)
-        self.network.broken -= new
+        self.wire.broken -= new
 
     async def _degrade(self, links: list[Link], seconds: float, quality: Quality) -> None:
-        self.network.qualities |= dict.fromkeys(links, quality)
+        self.wire.qualities |= dict.fromkeys(links, quality)
         await asyncio.sleep(seconds)
         for link in links:
-            self.network.qualities.pop(link, None)
+            self.wire.qualities.pop(link, None)
 
 
 def play(schedule: Schedule) -> History:
@@ -245,7 +245,7 @@ def play(schedule: Schedule) -> History:
             await federation.play(schedule)
             history.disks = {member: disk.files for member, disk in federation.disks.items()}
             history.virtual_seconds = federation.loop.time()
-            history.crashes += federation.network.failures
+            history.crashes += federation.wire.failures
 
     # As in a node's own process: results must not depend on how many threads torch uses.
     prepare_process()

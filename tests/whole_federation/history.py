@@ -21,6 +21,7 @@ from cfel.deployment.protocol.edge_requests import (
     CloseCommand,
     Command,
     ElectionRequest,
+    EstimateCommand,
     MixAnswer,
     MixCommand,
     NewestRequest,
@@ -83,9 +84,9 @@ class History:
         path = HOME / str(edge) / "rounds.jsonl"
         return list(parse_log(path, self.disks[edge].get(path, b"")).records)
 
-    def answered(self, request: type) -> Iterator[Call]:
+    def answered(self, *requests: type) -> Iterator[Call]:
         """Calls of a kind that were carried out."""
-        return (each for each in self.calls if isinstance(each.request, request) and each.answer is not None)
+        return (each for each in self.calls if isinstance(each.request, requests) and each.answer is not None)
 
     def edge_rounds(self) -> dict[tuple[Identity, Position], PlanAnswer]:
         """What each edge server answered about each edge round."""
@@ -120,7 +121,7 @@ def commands_of_the_newest_leader(history: History) -> Iterator[str]:
     """No edge server begins to carry out a command of a term after it has answered a later leader."""
     known: defaultdict[Identity, int] = defaultdict(int)
     answers = sorted(
-        (call for call in history.answered(ElectionRequest | NewestRequest)),
+        (call for call in history.answered(ElectionRequest, NewestRequest)),
         key=lambda call: call.answered_at,
     )
     next_answer = 0
@@ -244,7 +245,7 @@ def budgets_are_counted_once(history: History) -> Iterator[str]:
                 or max(table.edge_round, default=0) >= world.setting.rounds.edge_rounds
             ):
                 yield f"{edge} counts a device twice in round {record.round}"
-            spent = float(np.sum(table.joules)) + record.backhaul_joules
+            spent = float(np.sum(table.joules)) + (record.backhaul_joules or 0.0)
             if not isclose(record.joules - before_this, spent, rel_tol=1e-9, abs_tol=1e-9):
                 counted = record.joules - before_this
                 yield f"{edge}, round {record.round}: {counted} J counted, {spent} J spent"
@@ -266,8 +267,22 @@ def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
 
 
 def nothing_was_lost(history: History) -> bool:
-    """Whether all devices took part in all edge rounds, and all edge servers in all gossip."""
+    """Whether all devices took part in all edge rounds, with one order each, and all edge servers in gossip.
+
+    A second plan for a round, made when nobody knows the first any more, has devices train twice: uploads for
+    the first are lost, and momentum keeps what it learned from them.
+    """
     setting = history.world.setting
+    orders: defaultdict[tuple[Identity, Any], set[Any]] = defaultdict(set)
+    for call in history.answered(NextRequest):
+        if isinstance(call.answer, NextOrder) and call.answer.kind == "update":
+            order = call.answer.order
+            orders[call.caller, order.round].add((order.model, order.rho, order.theta, order.rate))
+    if any(len(each) > 1 for each in orders.values()):
+        return False
+    for call in history.answered(EstimateCommand):
+        if len(call.answer.devices) < int(np.sum(setting.fleet.cluster == call.process[0].number)):
+            return False
     rounds, mixes = history.edge_rounds(), history.mixes()
     for number in range(len(history.log(EDGES[0]))):
         for edge in EDGES:

@@ -67,8 +67,15 @@ def fingerprint(seed: int) -> list[tuple[object, ...]]:
     return [(call.at, call.caller, call.process, call.request.method, call.answered_at) for call in calls]
 
 
-SEEDS = {}
-"""Of each planted bug, the first seed that finds it, and the property that is violated."""
+SEEDS = {
+    "leader-not-checked": (69, "commands_of_the_newest_leader"),
+    "proposal-ignored": (3, "everybody_ends"),
+    "round-counted-twice": (2, "budgets_are_counted_once"),
+    "stale-proposal": (3, "everybody_ends"),
+    "upload-not-recognised": (19, "models_are_those_of_the_simulator"),
+    "vote-not-synced": (7, "one_leader_per_term"),
+}
+"""Of each planted bug, a seed that finds it, and the property that is violated."""
 
 
 @pytest.mark.parametrize("name", sorted(BUGS))

@@ -42,9 +42,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from cfel.experiment import preset_experiment
 
     out = tmp_path_factory.mktemp("foreign") / "run"
-    changes = ("rounds.global=1", "rounds.edge=1", "rounds.local=1", "fleet.devices=4", "fleet.clusters=2")
     # Theorem 1, which many of these tests ask for, is not about the small batches of the default scheme.
-    changes += ("topology.kind=line", "scheme.name=hcef")
+    changes = (
+        *("rounds.global=1", "rounds.edge=1", "rounds.local=1", "fleet.devices=4", "fleet.clusters=2"),
+        *("topology.kind=line", "scheme.name=hcef"),
+    )
     run_experiment(preset_experiment("demo", changes), out, RunOptions())
     return out
 

@@ -13,7 +13,7 @@ from cfel.cli import main
 from tests.cli.conftest import Run
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
-SHORT = ("--set", "rounds.global=1", "--set", "rounds.edge=1")
+SHORT = (*("--set", "rounds.global=1", "--set", "rounds.edge=1"), *("--set", "budget.share_of_cef=2"))
 SWEEP = ("sweep", TINY, "--over", "local.learning_rate=0.01,0.05", "--over", "scheme.name=hcef,cef", *SHORT)
 
 
@@ -33,13 +33,17 @@ def test_a_sweep_prints_a_line_per_setting(printed: tuple[Path, str]) -> None:
     out, text = printed
     rows = [line.split()[:2] for line in text.splitlines()]
     assert [row for row in rows if row and row[0] in ("0.01", "0.05")] == [
-        *(["0.01", "hcef"], ["0.01", "cef"], ["0.05", "hcef"], ["0.05", "cef"])
+        *(["0.01", "HCEF"], ["0.01", "CEF"], ["0.05", "HCEF"], ["0.05", "CEF"])
     ]
-    assert "best final accuracy: local.learning_rate=0.05,scheme.name=" in text
+    assert "best accuracy within the budgets: local.learning_rate=0.05,scheme.name=" in text
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary["schemes"])[1] == "local.learning_rate=0.01,scheme.name=cef"
     page = (out / "report.html").read_text()
-    for words in ("4 settings", "Final accuracy by local.learning_rate", "Final accuracy by scheme.name"):
+    for words in (
+        "4 settings",
+        "Accuracy within the budgets by local.learning_rate",
+        "Accuracy within the budgets by scheme.name",
+    ):
         assert words in page
     # Plans of single settings are drawn on demand only.
     assert not list((out / "figures").glob("decisions-*"))
@@ -59,7 +63,7 @@ def test_a_sweep_continues_and_grows(run: Run, printed: tuple[Path, str], tmp_pa
     assert {path: path.read_bytes() for path in before} == before
     sweep = cfel.load(out)
     assert sweep.table.column("local.learning_rate").to_pylist() == [0.01, 0.01, 0.05, 0.05, 0.1, 0.1]
-    assert sweep.plot("by-key-0").title == "Final accuracy by local.learning_rate"
+    assert sweep.plot("by-key-0").title == "Accuracy within the budgets by local.learning_rate"
     sweep.plot("by-key-1").save(tmp_path / "by-scheme.png")
     assert repr(sweep).endswith("6 runs over local.learning_rate, scheme.name>")
 

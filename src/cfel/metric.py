@@ -1,7 +1,7 @@
 """A metric: what a task measures, under which name, in which unit, and which direction is better.
 
-Logs hold the numbers as the task computes them. Whoever shows one writes it with `format`, and whoever asks
-whether one is good enough asks `reaches`, so that a squared error is never called an accuracy.
+Logs hold the numbers as the task computes them. Tables and pages show them by `format`, and targets are
+checked by `reaches`, so that a squared error is never called an accuracy.
 """
 
 from collections.abc import Callable

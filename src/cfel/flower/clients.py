@@ -134,7 +134,7 @@ def _find_estimates(metrics: Mapping[str, Any], where: str) -> Estimates | None:
 
 
 def _read_number(metrics: Mapping[str, Any], name: str, where: str) -> float:
-    """A metric that is a number; it need not be finite, as whoever trained it may have diverged."""
+    """A metric that is a number; it need not be finite, as training may have diverged."""
     value = metrics[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{where}: {name} = {show(value)}: must be a number")

@@ -67,8 +67,8 @@ def resolve(
 ) -> Any:  # noqa: ANN401 — a part of any kind
     """Finds a part by its kind ("scheme", "model", …) and name.
 
-    The name is built in, an entry point, or "module:function". Entry points of the group `cfel.<kind>` are searched. `takes` is what the part will be called with, one
-    name per positional argument; None if that is not known.
+    The name is built in, an entry point of the group `cfel.<kind>`, or "module:function". `takes` is what the
+    part will be called with, one name per positional argument; None if that is not known.
     """
     if name in builtin:
         return builtin[name]

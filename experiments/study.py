@@ -25,14 +25,15 @@ import numpy as np
 
 from cfel.experiment import load_experiment, preset_experiment
 from cfel.plugins import ANY_CODE
-from cfel.report import Run, load_run, load_runs, summarise, write_summary
 from cfel.report.landed import find_study, land_study, unpack_study
-from cfel.report.load import load_tree
+from cfel.report.load import Run, load_run, load_runs, load_tree
 from cfel.report.summary import (
     Crossing,
     confidence_half_width,
     find_crossing,
     measure,
+    summarise,
+    write_summary,
 )
 from cfel.report.summary import geometric_mean as mean_gain
 from cfel.rounds.dry_run import dry_run

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cfel.experiment.document import keys_of
 from cfel.experiment.experiment import SECTIONS
-from cfel.experiment.sections import CONDITIONS
-from cfel.system import Availability, DeviceClass
+from cfel.experiment.sections import CONDITIONS, keys_of
+from cfel.system.availability import Availability
+from cfel.system.device_classes import DeviceClass
 from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]

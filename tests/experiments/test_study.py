@@ -11,9 +11,8 @@ import pytest
 
 from cfel.control import SCHEMES
 from cfel.experiment import experiment_toml, load_experiment
-from cfel.report import load_run, load_runs
 from cfel.report.landed import land_study
-from cfel.report.load import load_tree
+from cfel.report.load import load_run, load_runs, load_tree
 from cfel.report.summary import Crossing
 from tests.report.conftest import record, write_run
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from torch import nn
 
-from cfel.api.export import load_module
+from cfel.api.models import load_module
 from cfel.experiment import Experiment, load_directory_experiment
 from cfel.extras import MissingExtraError, explain_missing_extra
 from cfel.metric import ACCURACY, Metric
@@ -378,7 +378,7 @@ def write_report_if_possible(out: Path, target: float | None, notify: Callable[[
 
 def _write_report(path: Path, target: float | None = None) -> Path:
     with explain_missing_extra():
-        from cfel.report import write_report
+        from cfel.report.page import write_report
 
     return write_report(path, target)
 

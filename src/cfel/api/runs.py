@@ -34,8 +34,8 @@ from cfel.control.scheme import SchemeBuilder
 from cfel.durable import replace_file, translate_os_errors
 from cfel.errors import BudgetWarning, InputError, unknown_name
 from cfel.experiment import Experiment, experiment_toml, load_experiment
-from cfel.experiment.document import MAIN_KEYS
 from cfel.experiment.experiment import to_document
+from cfel.experiment.sections import MAIN_KEYS
 from cfel.learning.edge import mean_model
 from cfel.metric import ACCURACY, Metric
 from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, import_from, name_variants, parse_variants

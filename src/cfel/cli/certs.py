@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.arguments import Commands, add_command, parse_count
+from cfel.cli.options import Commands, add_command, parse_count
 from cfel.deployment.security.certificates import (
     AUTHORITY_DAYS,
     check_authority,

@@ -5,8 +5,8 @@ from itertools import count
 from pathlib import Path
 
 from cfel.api.runs import list_rows
-from cfel.cli.arguments import Commands, add_command, add_out_option, parse_names
 from cfel.cli.compare import SCHEMES, compare_and_print
+from cfel.cli.options import Commands, add_command, add_out_option, parse_names
 from cfel.cli.run import add_run_options, replace_engine
 from cfel.errors import InputError
 from cfel.experiment import preset_experiment

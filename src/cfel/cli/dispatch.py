@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel import __version__
-from cfel.cli.arguments import SUMMARIES
+from cfel.cli.options import SUMMARIES
 from cfel.errors import BudgetWarning, CfelError, InputError, SilentEdgeServerError
 from cfel.extras import explain_missing_extra
 from cfel.wording import escape_control

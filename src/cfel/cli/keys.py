@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from cfel.cli.arguments import Commands, add_command, add_json_option
+from cfel.cli.options import Commands, add_command, add_json_option
 from cfel.cli.output import print_json
 from cfel.errors import InputError
 from cfel.experiment.key_reference import KeyEntry, list_tables

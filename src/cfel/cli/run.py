@@ -10,15 +10,16 @@ from rich.markup import escape
 
 import cfel
 from cfel.api.results import RunResult, write_report_if_possible
-from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
-from cfel.cli.output import print_json, use_plain_spaces
+from cfel.cli import options, output
 from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, import_from
 from cfel.report.summary import describe_overruns, find_overruns
 from cfel.rounds.parameters import ENGINES
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.system import TraceParameters, cluster_sizes, describe_bias, describe_short_trace, read_trace
+from cfel.system.backhaul import describe_bias
+from cfel.system.device_tables import TraceParameters, describe_short_trace, read_trace
+from cfel.system.fleet import cluster_sizes
 from cfel.tracking import TRACKERS
 from cfel.wording import format_amount, plural
 
@@ -31,10 +32,10 @@ ENGINE_HELP = (
 )
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
-    add_out_option(parser, "run directory (default runs/NAME)")
+    options.add_out_option(parser, "run directory (default runs/NAME)")
     parser.add_argument("--resume", action="store_true", help="resume the run in DIR")
     add_run_options(parser)
     parser.set_defaults(run=run)
@@ -65,8 +66,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"report every round to a tracker: {', '.join(TRACKERS)}; may be repeated",
     )
-    add_set_option(parser)
-    add_json_option(parser)
+    options.add_set_option(parser)
+    options.add_json_option(parser)
 
 
 def select_run_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -128,7 +129,7 @@ def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str
     """
     page = write_report_if_possible(result.path, result.experiment.rounds.target, _note)
     if arguments.json:
-        print_json(result.summary)
+        output.print_json(result.summary)
         return 0
     console, last = Console(highlight=False), result.records[-1]
     console.print(
@@ -137,7 +138,7 @@ def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str
     if last.metrics:
         further = {each.name: each for each in result.run.fleet.metrics[1:]}
         values = ", ".join(f"{name} {further[name].format(value)}" for name, value in last.metrics.items())
-        console.print(f"metrics of the task: {escape(use_plain_spaces(values))}", soft_wrap=True)
+        console.print(f"metrics of the task: {escape(output.use_plain_spaces(values))}", soft_wrap=True)
     for sentence in describe_overruns(result.run):
         console.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
     if page is not None:
@@ -154,7 +155,9 @@ def _describe_end(result: RunResult, kind: str) -> str:
     # Once is enough, on a line that is long already.
     words = " of the budget" if fleet.seconds_budget is None else ""
     joules = f"{format_amount(spent[1])} J{_format_share(spent[1], fleet.joules_budget, words)}"
-    return use_plain_spaces(f"test {metric.name} {quality}, {seconds}, {joules}{_describe_within(result)}")
+    return output.use_plain_spaces(
+        f"test {metric.name} {quality}, {seconds}, {joules}{_describe_within(result)}"
+    )
 
 
 def _describe_within(result: RunResult) -> str:

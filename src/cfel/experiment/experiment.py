@@ -25,30 +25,28 @@ from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, describe_error, unknown_name
-from cfel.experiment.document import (
-    MAIN_KEYS,
-    Table,
-    check_table,
-    keys_of,
-    merge,
-    parse_assignment,
-    parse_section,
-    reject_unknown,
-    resolve_paths,
-    to_table,
-)
 from cfel.experiment.python_parts import Part, name_objects
 from cfel.experiment.sections import (
     FILE_NAMES,
+    MAIN_KEYS,
     PATHS,
     PRESETS,
     BudgetParameters,
     CompressionParameters,
     DataParameters,
     ModelParameters,
+    Table,
+    check_table,
     fleet_to_table,
+    keys_of,
+    merge,
+    parse_assignment,
     parse_fleet,
+    parse_section,
     reject_short_trace,
+    reject_unknown,
+    resolve_paths,
+    to_table,
 )
 from cfel.learning.compressors import Compressor, compressor, none
 from cfel.learning.data import BUILTIN as DATA_SETS
@@ -68,8 +66,9 @@ from cfel.learning.task import DeviceData, Task, check_batches, check_task, coun
 from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
 from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
-from cfel.system import FleetParameters, TopologyParameters, build_backhaul, build_fleet
+from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.batch_shares import LAYER_SHARES, BatchShares
+from cfel.system.fleet import FleetParameters, build_fleet
 from cfel.validation import parse_toml
 from cfel.world import World
 

@@ -26,8 +26,10 @@ from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.local.algorithms import ALGORITHMS
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
-from cfel.system import Availability, DeviceClass, TopologyParameters
+from cfel.system.availability import Availability
 from cfel.system.backhaul import KINDS as TOPOLOGIES
+from cfel.system.backhaul import TopologyParameters
+from cfel.system.device_classes import DeviceClass
 
 _ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*)$")
 # Keys that are tables of their own.

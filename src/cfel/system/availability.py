@@ -126,7 +126,7 @@ def read_availability(path: str | Path, round_seconds: float) -> AvailabilityTra
 
     Columns: `device`, `start` and `end` (seconds; a device is there from the start until just before the
     end). Devices are numbers 0 … N−1, or names, which are numbered in order of first appearance. The form
-    with a row per device and round is a trace of conditions (`traces`, column `available`).
+    with a row per device and round is a trace of conditions (`device_tables`, column `available`).
     """
     table = read_table(path, ("device", "start", "end"), ("start", "end"), ("device",))
     start, end = table.floats("start"), table.floats("end")

@@ -2,7 +2,7 @@
 
 A condition model implements `conditions(seed, global_round, edge_round, devices, model_bits)`. Its result is
 a function of these arguments alone, so that all schemes meet the same conditions, and device n has the same
-numbers in a fleet of any size. Other models: `device_classes`, `traces`. Absent devices: `availability`.
+numbers in a fleet of any size. Others: `device_classes`, `device_tables`. Absent devices: `availability`.
 """
 
 from dataclasses import dataclass, replace

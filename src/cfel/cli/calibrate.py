@@ -6,9 +6,9 @@ from pathlib import Path
 from rich.console import Console
 
 from cfel.calibration import BandwidthServer, Calibration, CalibrationOptions, calibrate
+from cfel.cli import options
 from cfel.cli.options import Commands, add_command, add_json_option, add_set_option, parse_positive
 from cfel.cli.output import print_json
-from cfel.cli.run import load_from_arguments
 from cfel.deployment.protocol.addresses import join_address, split_address
 from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.experiment is None:
         raise InputError("EXPERIMENT.toml: is needed, unless --listen is given")
-    found = calibrate(load_from_arguments(arguments), _read_options(arguments))
+    found = calibrate(options.load_from_arguments(arguments), _read_options(arguments))
     if arguments.json:
         print_json(_to_document(found))
     else:

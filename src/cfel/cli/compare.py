@@ -11,7 +11,6 @@ from rich.markup import escape
 import cfel
 from cfel.api.runs import list_rows, replace_scheme
 from cfel.cli import options, output
-from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.errors import InputError
 from cfel.experiment import Experiment
 from cfel.experiment.sections import parse_assignment
@@ -36,7 +35,7 @@ FORMATS = (*TABLE_FORMATS, "pdf")
 
 def register(commands: options.Commands, name: str) -> None:
     parser = options.add_command(commands, name, EXAMPLE)
-    add_experiment_argument(parser)
+    options.add_experiment_argument(parser)
     parser.add_argument(
         "--schemes",
         type=options.parse_names,
@@ -64,14 +63,14 @@ def register(commands: options.Commands, name: str) -> None:
         help=f"also write the main table as csv, markdown or latex, figures as pdf ({','.join(FORMATS)})",
     )
     parser.add_argument("--resume", action="store_true", help="resume the runs in DIR")
-    add_run_options(parser)
+    options.add_run_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.format:
         check_formats(arguments.format, FORMATS)
-    experiment = load_from_arguments(arguments)
+    experiment = options.load_from_arguments(arguments)
     schemes = arguments.schemes
     if schemes is None:
         schemes = [] if arguments.variant else options.parse_names(SCHEMES)
@@ -112,7 +111,7 @@ def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namesp
         target=arguments.target,
         baseline=arguments.baseline,
         resume=arguments.resume,
-        **select_run_options(arguments),
+        **options.select_run_options(arguments),
     )
     files = [str(path) for path in write_table(comparison.path, comparison.summary, arguments.format)]
     if "pdf" in arguments.format:

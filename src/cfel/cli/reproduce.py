@@ -9,7 +9,6 @@ from rich.markup import escape
 
 from cfel.api.runs import PlannedRun, make_options, run_all
 from cfel.cli import options, output
-from cfel.cli.run import add_run_options
 from cfel.report.landed import land_study
 from cfel.reproduce.items import (
     DATASETS,
@@ -65,7 +64,7 @@ def register(commands: options.Commands, name: str) -> None:
         help="also write the results there as tables, without local paths, to commit them",
     )
     parser.add_argument("--report-only", action="store_true", help="run nothing, report on the runs in DIR")
-    add_run_options(parser)
+    options.add_run_options(parser)
     parser.set_defaults(run=run)
 
 

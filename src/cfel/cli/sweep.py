@@ -9,7 +9,6 @@ from rich.markup import escape
 import cfel
 from cfel.cli import options, output
 from cfel.cli.compare import print_main_table, print_overruns
-from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.errors import InputError
 from cfel.experiment.sections import parse_assignment
 from cfel.rounds.run_directory import flatten
@@ -20,7 +19,7 @@ EXAMPLE = """  cfel sweep experiment.toml --over local.learning_rate=0.01,0.05 -
 
 def register(commands: options.Commands, name: str) -> None:
     parser = options.add_command(commands, name, EXAMPLE)
-    add_experiment_argument(parser)
+    options.add_experiment_argument(parser)
     parser.add_argument(
         "--over",
         action="append",
@@ -33,20 +32,20 @@ def register(commands: options.Commands, name: str) -> None:
     options.add_out_option(
         parser, "output directory (default runs/NAME-sweep); runs that are there are kept or continued"
     )
-    add_run_options(parser)
+    options.add_run_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     over = dict(map(parse_values, arguments.over))
-    experiment = load_from_arguments(arguments)
+    experiment = options.load_from_arguments(arguments)
     sweep = cfel.sweep(
         experiment,
         over,
         arguments.seeds or None,
         out=arguments.out,
         target=arguments.target,
-        **select_run_options(arguments),
+        **options.select_run_options(arguments),
     )
     if arguments.json:
         output.print_json(sweep.summary)

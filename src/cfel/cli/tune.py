@@ -11,7 +11,6 @@ from rich.markup import escape
 import cfel
 from cfel.api.tuning import SEED_DISTANCE
 from cfel.cli import options, output
-from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.cli.sweep import parse_values
 from cfel.wording import plural
 
@@ -22,7 +21,7 @@ MOST_ROWS = 10
 
 def register(commands: options.Commands, name: str) -> None:
     parser = options.add_command(commands, name, EXAMPLE)
-    add_experiment_argument(parser)
+    options.add_experiment_argument(parser)
     parser.add_argument(
         "--over",
         action="append",
@@ -42,20 +41,20 @@ def register(commands: options.Commands, name: str) -> None:
     options.add_out_option(
         parser, "output directory (default runs/NAME-tuned); a tuning that is there continues"
     )
-    add_run_options(parser)
+    options.add_run_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     over = dict(_parse_range(text) for text in arguments.over)
-    experiment = load_from_arguments(arguments)
+    experiment = options.load_from_arguments(arguments)
     tuning = cfel.tune(
         experiment,
         over,
         trials=arguments.trials,
         seeds=arguments.seeds,
         out=arguments.out,
-        **select_run_options(arguments),
+        **options.select_run_options(arguments),
     )
     if arguments.json:
         trials = [{"values": each.values, "held_out_quality": each.score} for each in tuning.trials]

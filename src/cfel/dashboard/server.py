@@ -24,8 +24,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cfel.dashboard.access_control import is_address
-from cfel.dashboard.app import DISCONNECT, Dashboard
+from cfel.dashboard.app import DISCONNECT, Dashboard, is_address
 from cfel.errors import DashboardError, InputError
 
 if sys.platform != "win32":

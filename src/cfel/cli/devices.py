@@ -128,7 +128,7 @@ def _list(console: Console, library: ClassFile) -> None:
 
 
 def _show(console: Console, described: DescribedClass, library: ClassFile, as_json: bool) -> None:
-    cited = {key: text for key, text in library.sources.items() if _is_cited(key, described)}
+    cited = {key: text for key, text in library.sources.items() if f"[{key}]" in str(described.how)}
     if as_json:
         output.print_json({**_to_document(described), "sources": cited})
         return
@@ -138,10 +138,6 @@ def _show(console: Console, described: DescribedClass, library: ClassFile, as_js
         console.print(f"  {described.how.get(figure, 'default')}", markup=False, style="dim", soft_wrap=True)
     for key, text in cited.items():
         console.print(f"\n[{key}] {text}", markup=False, soft_wrap=True)
-
-
-def _is_cited(key: str, described: DescribedClass) -> bool:
-    return any(f"[{key}]" in text for text in described.how.values())
 
 
 def _import_profile(console: Console, arguments: argparse.Namespace) -> None:

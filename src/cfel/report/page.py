@@ -209,14 +209,11 @@ def _name_best(summary: Mapping[str, Any]) -> str:
     if not known or len(rows) == 1:
         return ""
     best, *others = sorted(known, key=lambda row: metric.sort_key(float(row["quality_within_budgets"])))
-    text = f"{best['label']} has the best {metric.name} within the budgets, {_show_quality(best, metric)}"
+    quality = metric.format(best["quality_within_budgets"], best["confidence"]["quality_within_budgets"])
+    text = f"{best['label']} has the best {metric.name} within the budgets, {quality}"
     if len(best["per_seed"]) == 1:
         return f"{text}, with one seed."
     return f"{text}{_name_close(best, others, 'quality_within_budgets')}."
-
-
-def _show_quality(row: Mapping[str, Any], metric: Metric) -> str:
-    return metric.format(row["quality_within_budgets"], row["confidence"]["quality_within_budgets"])
 
 
 def _name_close(best: Mapping[str, Any], others: Sequence[Mapping[str, Any]], name: str) -> str:

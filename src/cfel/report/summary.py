@@ -352,16 +352,16 @@ def _explain(run: Run, resource: str, since: int, budget: float) -> str:
 
 def find_missed_caps(run: Run, kind: str = "") -> MissedCaps | None:
     """The rounds whose plans missed caps of one kind ("time cap", "energy cap"), or any; None without any."""
-    missed = [record for record in run.records if not record.feasible and _mentions(record, kind)]
+    missed = [
+        record
+        for record in run.records
+        if not record.feasible and (not kind or any(kind in words for words in record.violations))
+    ]
     if not missed:
         return None
     words = next((each for each in missed[0].violations if kind in each), "no reason recorded")
     unreachable = str(_read_setting(run, "scheme", "on_unreachable") or "stretch")
     return MissedCaps(len(missed), missed[0].round, words, unreachable)
-
-
-def _mentions(record: RoundRecord, kind: str) -> bool:
-    return not kind or any(kind in words for words in record.violations)
 
 
 def _read_setting(run: Run, section: str, key: str) -> object:

@@ -160,48 +160,37 @@ _MAX_BYTES = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class DataParameters:
-    """The experiment file's `[data]`.
+    """The experiment file's `[data]`."""
 
-    Attributes:
-        name: a built-in data set, an entry point's name, or "module:function".
-        path: the folder or file where it is; without it, "cifar10" and "femnist" are downloaded.
-        partition: how samples are spread over devices: "iid" at random, "dirichlet" with different shares
-            of every class, "classes" with the same number of classes each, "shards" with a few classes each,
-            "sizes" unevenly, "distribution" in given mixtures of classes, "writer" by who made them, or a
-            user-defined "module:function".
-        beta: with "dirichlet", concentration of the distribution over devices, > 0; the smaller, the more the
-            devices differ.
-        cluster_beta: with "dirichlet", concentration of a distribution over clusters, > 0; `beta` is then the
-            one within each cluster. By default clusters play no part.
-        least: with "dirichlet" and "sizes", every device gets at least this many samples, ≥ 1.
-        shards: with "shards", shards per device, ≥ 1.
-        classes_per_device: with "classes", ≥ 1.
-        sizes: with "sizes", samples per device: a list of numbers; or "equal", "linear", "square" or
-            "exponential" in the number of the device.
-        distribution: with "distribution", shares of the classes, one list per device or one per cluster.
-        writers_per_device: with "writer", ≥ 1.
-        batch: samples in a mini-batch, ≥ 1.
-        augment: "none", "flip", "crop_flip", or a user-defined "module:function".
-        held_out: share of every device's training samples to test on instead of the test set, and not to
-            train on, in [0, 0.9]. For choosing a learning rate.
-        task: a user-defined task ("module:function") instead of data set, model and loss.
-    """
-
-    name: str = "digits"
+    name: str = "digits"  # a built-in data set, an entry point's name, or "module:function"
+    # The folder or file where it is; without it, "cifar10" and "femnist" are downloaded.
     path: str | None = None
+    # How samples are spread over devices: "iid" at random, "dirichlet" with different shares of every class,
+    # "classes" with the same number of classes each, "shards" with a few classes each, "sizes" unevenly,
+    # "distribution" in given mixtures of classes, "writer" by who made them, or a user-defined
+    # "module:function".
     partition: str = "dirichlet"
+    # With "dirichlet", concentration of the distribution over devices, > 0; the smaller, the more the devices
+    # differ.
     beta: float = 1.0
+    # With "dirichlet", concentration of a distribution over clusters, > 0; `beta` is then the one within each
+    # cluster. By default clusters play no part.
     cluster_beta: float | None = None
-    least: int = 2
-    shards: int = 2
-    classes_per_device: int = 2
+    least: int = 2  # with "dirichlet" and "sizes", every device gets at least this many samples, ≥ 1
+    shards: int = 2  # with "shards", shards per device, ≥ 1
+    classes_per_device: int = 2  # with "classes", ≥ 1
+    # With "sizes", samples per device: a list of numbers; or "equal", "linear", "square" or "exponential" in
+    # the number of the device.
     sizes: str | tuple[int, ...] = "equal"
+    # With "distribution", shares of the classes, one list per device or one per cluster.
     distribution: tuple[tuple[float, ...], ...] = ()
-    writers_per_device: int = 1
-    batch: int = 50
-    augment: str = "none"
+    writers_per_device: int = 1  # with "writer", ≥ 1
+    batch: int = 50  # samples in a mini-batch, ≥ 1
+    augment: str = "none"  # "none", "flip", "crop_flip", or a user-defined "module:function"
+    # Share of every device's training samples to test on instead of the test set, and not to train on, in [0,
+    # 0.9]. For choosing a learning rate.
     held_out: float = 0.0
-    task: str | None = None
+    task: str | None = None  # a user-defined task ("module:function") instead of data set, model and loss
 
     def __post_init__(self) -> None:
         validation.check_whole("data.batch", self.batch, least=1)
@@ -228,22 +217,17 @@ class DataParameters:
 
 @dataclass(frozen=True, slots=True)
 class ModelParameters:
-    """The experiment file's `[model]`.
+    """The experiment file's `[model]`."""
 
-    Attributes:
-        name: a built-in model, an entry point's name, or "module:function".
-        init: a safetensors file to start from, instead of random values.
-        parameters: how many trained parameters the model has, ≥ 1; needed only to plan without its data.
-        charged_parameters: charge uploads and backhaul as for a model with this many parameters, in caps,
-            budgets, accounts and bytes; by default as for the model itself.
-        personal: names of parameters that stay on devices, with *, ? and [...] as in file names; neither sent
-            nor aggregated nor charged.
-    """
-
-    name: str = "mlp"
-    init: str | None = None
+    name: str = "mlp"  # a built-in model, an entry point's name, or "module:function"
+    init: str | None = None  # a safetensors file to start from, instead of random values
+    # How many trained parameters the model has, ≥ 1; needed only to plan without its data.
     parameters: int | None = None
+    # Charge uploads and backhaul as for a model with this many parameters, in caps, budgets, accounts and
+    # bytes; by default as for the model itself.
     charged_parameters: int | None = None
+    # Names of parameters that stay on devices, with *, ? and [...] as in file names; neither sent nor
+    # aggregated nor charged.
     personal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -259,14 +243,10 @@ class ModelParameters:
 
 @dataclass(frozen=True, slots=True)
 class CompressionParameters:
-    """The experiment file's `[compression]`.
+    """The experiment file's `[compression]`."""
 
-    Attributes:
-        kind: a built-in compressor, an entry point's name, or "module:function".
-        error_feedback: whether devices keep what compression drops and add it to their next update.
-    """
-
-    kind: str = "topk"
+    kind: str = "topk"  # a built-in compressor, an entry point's name, or "module:function"
+    # Whether devices keep what compression drops and add it to their next update.
     error_feedback: bool = False
 
     def __post_init__(self) -> None:
@@ -277,20 +257,15 @@ class CompressionParameters:
 
 @dataclass(frozen=True, slots=True)
 class BudgetParameters:
-    """The experiment file's `[budget]`: of the whole run; None for no limit.
+    """The experiment file's `[budget]`: of the whole run; None for no limit."""
 
-    Attributes:
-        seconds: time, > 0.
-        joules: energy of all devices together, > 0.
-        share_of_cef: both as a share of what CEF would use in this experiment, > 0; a number given for one of
-            them takes precedence.
-        cef_rounds: global rounds of CEF that the share refers to, ≥ 1; by default as many as the run has.
-            Rounds of other schemes may be shorter, and more of them fit into the same budgets.
-    """
-
-    seconds: float | None = None
-    joules: float | None = None
+    seconds: float | None = None  # time, > 0
+    joules: float | None = None  # energy of all devices together, > 0
+    # Both as a share of what CEF would use in this experiment, > 0; a number given for one of them takes
+    # precedence.
     share_of_cef: float | None = None
+    # Global rounds of CEF that the share refers to, ≥ 1; by default as many as the run has. Rounds of other
+    # schemes may be shorter, and more of them fit into the same budgets.
     cef_rounds: int | None = None
 
     def __post_init__(self) -> None:

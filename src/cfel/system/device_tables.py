@@ -91,16 +91,13 @@ AFTER_END = ("repeat", "hold", "reject")
 
 @dataclass(frozen=True, slots=True)
 class TraceParameters:
-    """Which trace to follow.
+    """Which trace to follow."""
 
-    Attributes:
-        file: CSV or Parquet with the columns device, mu, alpha, nu, power, and optionally round, edge_round
-            and available.
-        after_end: what follows the last round of a trace that is shorter than the run: "repeat" starts again
-            from its first round, "hold" keeps its last, "reject" is an error before the run.
-    """
-
+    # CSV or Parquet with the columns device, mu, alpha, nu, power, and optionally round, edge_round and
+    # available.
     file: str
+    # What follows the last round of a trace that is shorter than the run: "repeat" starts again from its
+    # first round, "hold" keeps its last, "reject" is an error before the run.
     after_end: str = "repeat"
 
     def __post_init__(self) -> None:

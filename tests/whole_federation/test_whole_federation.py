@@ -51,7 +51,9 @@ def test_no_schedule_breaks_a_promise(first: int) -> None:
 
 
 def test_an_edge_server_that_misses_the_end_has_its_record_and_its_state() -> None:
-    """49: it hears of the end from one that missed the last gossip; 161: it took part in no round at all;
+    """Each in another way.
+
+    49: it hears of the end from one that missed the last gossip; 161: it took part in no round at all;
     193: it missed more than one round, and is there again for the last record only.
     """
     check(49, 161, 193)

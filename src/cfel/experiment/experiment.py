@@ -50,7 +50,7 @@ from cfel.experiment.sections import (
     parse_fleet,
     reject_short_trace,
 )
-from cfel.learning.compressors import Compressor, compressor, none
+from cfel.learning.compressors import Compressor, TopKInBits, compressor, find_upload_share, none
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
@@ -70,6 +70,7 @@ from cfel.rounds.dry_run import compute_use
 from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.system import FleetParameters, TopologyParameters, build_backhaul, build_fleet
 from cfel.system.batch_shares import LAYER_SHARES, BatchShares
+from cfel.system.value_bits import ValueBits
 from cfel.validation import parse_toml
 from cfel.world import World
 
@@ -186,6 +187,8 @@ class Experiment:
         scheme = self._build_scheme()
         asked = scheme.device_overrides
         compress = compressor(asked.compressor or self.compression.kind, self.code)
+        if self.compression.bits is not None and asked.compressor is None:
+            compress = TopKInBits(ValueBits(self.compression.bits))
         # It would be charged for a share θ, but send everything.
         if compress is none and scheme.chooses_theta:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
@@ -279,7 +282,9 @@ class Experiment:
             work_per_step=parts.algorithm.gradients,
             small_batches=shares.get(parts.training.local.steps),
             accounting=self.simulation.accounting,
-            uploads=self.simulation.uploads,
+            # A share θ of a full upload may be more than all entries with the bits that devices choose.
+            uploads="wire" if isinstance(parts.compress, TopKInBits) else self.simulation.uploads,
+            upload_share=find_upload_share(parts.compress, parameters),
         )
         budget = self._compute_budget(setting)
         if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():
@@ -337,6 +342,7 @@ class Experiment:
             backhaul=weight_backhaul(setting, samples),
             # Uploads are charged as for `charged_parameters`, though the model that trains may be smaller.
             charged_share=setting.model_bits / (32.0 * size),
+            upload_share=find_upload_share(parts.compress, size),
             metrics=task.described_metrics,
         )
         return World(

@@ -105,12 +105,10 @@ class DataParameters:
             raise InputError(f"{field} = {target:g}: must be at most 1, as accuracy is a share{hint}")
 
     def partition_parameters(self) -> PartitionParameters:
-        """How samples are spread over devices."""
         names = [entry.name for entry in fields(PartitionParameters) if entry.name != "rule"]
         return PartitionParameters(self.partition, **{name: getattr(self, name) for name in names})
 
     def folder(self) -> Path | None:
-        """Where the files are."""
         return None if self.path is None else Path(self.path)
 
 
@@ -252,11 +250,6 @@ def _gather_classes(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_class_file(path: Path) -> list[DeviceClass]:
-    """Reads a file of device classes.
-
-    Raises:
-        InputError: it cannot be read, or a class in it cannot be used.
-    """
     try:
         document = parse_toml(read_bytes(path, max_bytes=_MAX_BYTES, follow_links=True).decode())
     except StorageError as error:

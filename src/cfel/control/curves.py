@@ -322,9 +322,9 @@ def _find_prices(fleet: Fleet, energy_cap: float) -> tuple[tuple[Point, Point, f
         part = sample(fleet, max(SAMPLE, fleet.size // ONE_IN))
         guess = _find_prices(part, energy_cap * part.size / fleet.size)[0][0].price
         margin = MARGIN / part.size**0.5
-        ends = _ask_ends(fleet, guess * np.array([1 - margin, 1 + margin]))
-        if ends[0].point.joules > energy_cap >= ends[1].point.joules:
-            return (*_close_in_between(fleet, *ends, energy_cap), -np.inf), ends
+        over, under = _ask_ends(fleet, guess * np.array([1 - margin, 1 + margin]))
+        if over.point.joules > energy_cap >= under.point.joules:
+            return (*_close_in_between(fleet, over, under, energy_cap), -np.inf), [over, under]
     return find_prices(ask_fleet(fleet), energy_cap), []
 
 

@@ -28,14 +28,10 @@ _LEAST_SAMPLES = 2
 
 @dataclass(frozen=True, slots=True)
 class BatchShares:
-    """What a share ρ of a step is in samples, and what samples cost.
+    """What a share ρ of a step is in samples, and what samples cost."""
 
-    Attributes:
-        batch: samples B of a full batch, ≥ 1.
-        overhead: share o of the cost of a full step that does not depend on its batch, in [0, 1).
-    """
-
-    batch: int
+    batch: int  # samples B of a full batch, ≥ 1
+    # Share o of the cost of a full step that does not depend on its batch, in [0, 1).
     overhead: float = DEFAULT_OVERHEAD
 
     @property
@@ -60,11 +56,7 @@ class BatchShares:
         return self._count(rho) / self.batch
 
     def list_shares(self, least: float) -> FloatArray:
-        """The shares ρ of the batch sizes to choose from, ascending.
-
-        Args:
-            least: smallest batch, as a share of the full one.
-        """
+        """The shares ρ of the batch sizes to choose from, ascending; `least` is a share of the full one."""
         chosen = [least, *(share for share in _SHARES if share > least)]
         samples = np.clip(np.rint(np.multiply(chosen, self.batch)), self._count(0.0), self.batch)
         return self._price(np.unique(samples))

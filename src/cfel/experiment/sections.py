@@ -14,11 +14,13 @@ from cfel.control import Rounds
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, StorageError, unknown_name
 from cfel.learning.data.partition import PartitionParameters
+from cfel.membership import FleetChange
 from cfel.system.availability import Availability
 from cfel.system.conditions import RandomConditions
 from cfel.system.device_classes import DeviceClass, HardwareConditions, parse_class_file
 from cfel.system.device_tables import TraceConditions, TraceParameters, describe_short_trace
 from cfel.system.fleet import Fleet, FleetParameters
+from cfel.system.value_bits import ValueBits
 from cfel.validation import parse_toml
 from cfel.wording import show
 
@@ -248,11 +250,21 @@ class CompressionParameters:
     kind: str = "topk"  # a built-in compressor, an entry point's name, or "module:function"
     # Whether devices keep what compression drops and add it to their next update.
     error_feedback: bool = False
+    # Bits per value that devices choose from, some of 4, 8, 16 and 32, for `topk`; θ is then a share of the
+    # bits of a full upload, and realised costs count the bits that were sent. Without it, values have 32 bits
+    # and θ is a share of entries.
+    bits: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         validation.check_text("compression.kind", self.kind)
         if not isinstance(self.error_feedback, bool):
             raise InputError(f"compression.error_feedback = {self.error_feedback!r}: must be true or false")
+        if self.bits is not None:
+            for place, each in enumerate(validation.check_list("compression.bits", self.bits)):
+                validation.check_whole(f"compression.bits[{place}]", each, least=1)
+            object.__setattr__(self, "bits", ValueBits(tuple(self.bits)).choices)
+            if self.kind != "topk":
+                raise InputError(f"compression.bits: only with kind = 'topk', not {self.kind!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +312,10 @@ def parse_fleet(table: Table) -> FleetParameters:
     if "availability" in parts:
         availability = check_table("fleet.availability", parts["availability"])
         parts["availability"] = parse_section(Availability, "fleet.availability", availability)
+    if "changes" in parts:
+        rows = enumerate(validation.check_list("fleet.changes", parts["changes"]))
+        places = ((f"fleet.changes[{i}]", row) for i, row in rows)
+        parts["changes"] = [parse_section(FleetChange, at, check_table(at, row)) for at, row in places]
     return parse_section(FleetParameters, "fleet", parts)
 
 
@@ -344,5 +360,14 @@ def fleet_to_table(fleet: FleetParameters) -> dict[str, Any]:
     conditions = to_table(fleet.conditions)
     if "extra_classes" in conditions:
         conditions["extra_classes"] = [to_table(row) for row in fleet.conditions.extra_classes]  # type: ignore[union-attr]
-    rest = {key: value for key, value in to_table(fleet).items() if key not in ("conditions", "availability")}
+    nested = ("conditions", "availability", "changes")
+    rest = {key: value for key, value in to_table(fleet).items() if key not in nested}
+    if fleet.changes:
+        rest["changes"] = [change_to_table(each) for each in fleet.changes]
     return {**rest, "conditions": {"kind": kind, **conditions}, "availability": to_table(fleet.availability)}
+
+
+def change_to_table(change: FleetChange) -> dict[str, Any]:
+    """A change as a TOML table, without what it does not need."""
+    table = to_table(change)
+    return {key: value for key, value in table.items() if value or key == "edge"}

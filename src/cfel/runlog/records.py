@@ -24,6 +24,7 @@ import numpy as np
 
 from cfel.durable import read_bytes, translate_os_errors
 from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
+from cfel.membership import FleetChange
 from cfel.validation import check_keys, check_number, convert_document, parse_json
 from cfel.wording import show
 
@@ -117,6 +118,8 @@ class RoundRecord:
     # Most memory that the simulating process has used so far, without workers in other processes; None if not
     # known.
     peak_memory_bytes: int | None = None
+    # Of the fleet, or of the length of the run, that hold from the next round on.
+    changes: tuple[FleetChange, ...] = ()
 
     def __post_init__(self) -> None:
         """Converts NumPy scalars to plain numbers and checks all values."""
@@ -133,7 +136,11 @@ class RoundRecord:
 
     def to_json_line(self) -> str:
         """The record as one line of JSON, newline included."""
-        document = _name_numbers(msgspec.to_builtins(self))
+        document = msgspec.to_builtins(self)
+        # Few rounds have any.
+        if not self.changes:
+            del document["changes"]
+        document = _name_numbers(document)
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -164,6 +171,8 @@ def read_metrics(record: RoundRecord) -> dict[str, float]:
 def _to_plain(value: Any) -> Any:  # noqa: ANN401 — of any field
     if isinstance(value, dict):
         return {str(name): _to_plain(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return msgspec.to_builtins(value)
     return value.item() if isinstance(value, np.generic) else value
 
 

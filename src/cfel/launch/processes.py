@@ -49,8 +49,14 @@ DIVERGED = 6
 """An edge server of a run in which the training of all devices diverged. Started again it goes on from the
 last round, most likely to the same end: use a smaller `local.learning_rate` in a new run."""
 
+BUSY = 8
+"""Its directory is in use by another process: the node runs already, perhaps started by hand."""
+
 STOPPED = 130
 """Asked to stop."""
+
+FINAL = (INVALID, REJECTED, SILENT, DAMAGED, DIVERGED, BUSY)
+"""Codes after which no supervisor should start a node again: somebody has to change something first."""
 
 
 def choose_exit_code(error: CfelError) -> int:
@@ -64,9 +70,11 @@ def choose_exit_code(error: CfelError) -> int:
             return SILENT
         case AllDivergedError():
             return DIVERGED
-        # A full disk, or a process that still runs, may not be there the next time.
-        case DiskError() | RunBusyError():
+        # A full disk may not be full the next time.
+        case DiskError():
             return FAILED
+        case RunBusyError():
+            return BUSY
         case StorageError():
             return DAMAGED
         case _:
@@ -146,6 +154,11 @@ class Processes:
         """The process id of a node, such as "edge-0"."""
         (found,) = (each for each in self._processes if each.configuration.stem == name)
         return found.process.pid or 0
+
+    @property
+    def are_over(self) -> bool:
+        """Whether all nodes have ended, as `restart_dead` saw them last."""
+        return all(each.over for each in self._processes)
 
     def restart_dead(self) -> list[str]:
         """Restarts processes that have died.

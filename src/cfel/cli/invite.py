@@ -128,10 +128,12 @@ def _serve(federation: OperatorDirectory, listen: str, hours: float, errors: Con
         waiting = len(federation.invitations.list_open())
         errors.print(f"{identity} has joined; {plural(waiting, 'invitation')} open")
 
-    waiting = plural(len(federation.invitations.list_open()), "node")
-    errors.print(
-        f"waiting at {escape(listen)} for {waiting} to join; after Ctrl-C, `cfel invite "
-        f"{escape(str(federation.path))}` waits on, and tokens stay valid",
-        soft_wrap=True,
-    )
-    asyncio.run(serve_invitations(federation, listen, hours, on_join))
+    def on_start() -> None:
+        waiting = plural(len(federation.invitations.list_open()), "node")
+        errors.print(
+            f"waiting at {escape(listen)} for {waiting} to join; after Ctrl-C, `cfel invite "
+            f"{escape(str(federation.path))}` waits on, and tokens stay valid",
+            soft_wrap=True,
+        )
+
+    asyncio.run(serve_invitations(federation, listen, hours, on_join, on_start))

@@ -29,8 +29,8 @@ import tomli_w
 
 from cfel import __version__
 from cfel.deployment.node import Node
-from cfel.deployment.protocol.addresses import check_free, join_address, split_address
-from cfel.deployment.protocol.messages import PROTOCOL_VERSION, Count, Version, decode, encode
+from cfel.deployment.protocol.addresses import join_address, split_address
+from cfel.deployment.protocol.messages import PROTOCOL_VERSION, Count, Version, check_version, decode, encode
 from cfel.deployment.security.certificates import (
     fingerprint,
     is_issued,
@@ -45,10 +45,12 @@ from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.invitations import Invitations, Token
 from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import (
+    DeploymentError,
     InputError,
     NotAdmittedError,
     RejectedError,
     UnreachableError,
+    VersionError,
     describe_error,
 )
 from cfel.experiment import load_experiment
@@ -111,6 +113,7 @@ class Refusal(msgspec.Struct, frozen=True, tag="refused"):
     """Why a machine may not join."""
 
     reason: str
+    is_version: bool = False  # because of its version of the protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +260,11 @@ def find_own_address(towards: str) -> str:
 
 
 async def serve_invitations(
-    federation: OperatorDirectory, listen: str, hours: float, on_join: Callable[[Identity], None]
+    federation: OperatorDirectory,
+    listen: str,
+    hours: float,
+    on_join: Callable[[Identity], None],
+    on_start: Callable[[], None] = lambda: None,
 ) -> None:
     """Serves until no invitation is open any more; those that are made meanwhile count.
 
@@ -266,17 +273,26 @@ async def serve_invitations(
         listen: address to listen on, "host:port".
         hours: lifetime of the certificates.
         on_join: called with every node that joined.
+        on_start: called when it listens.
+
+    Raises:
+        DeploymentError: it cannot listen.
     """
     desk = _Desk(federation, hours, on_join)
     host, port = split_address("listen", listen)
-    check_free(listen)
     with tempfile.TemporaryDirectory() as folder:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         pair = issue_for_server(federation.certificates, SERVER_NAME, _SERVER_HOURS, Path(folder))
         context.load_cert_chain(*pair)
-    server = await asyncio.start_server(
-        desk.answer, host, port, ssl=context, ssl_handshake_timeout=CALL_SECONDS
-    )
+    try:
+        server = await asyncio.start_server(
+            desk.answer, host, port, ssl=context, ssl_handshake_timeout=CALL_SECONDS
+        )
+    except OSError as error:
+        raise DeploymentError(
+            f"cannot listen on {listen}: {describe_error(error)}; --at or --listen names another address"
+        ) from error
+    on_start()
     async with server:
         while federation.invitations.list_open() or desk.is_busy:
             await asyncio.sleep(_LOOK_SECONDS)
@@ -323,7 +339,7 @@ class _Desk:
                 answer = AuthorityAnswer(self._federation.authority)
         except RejectedError as error:
             _LOG.warning("refused %s: %s", writer.get_extra_info("peername"), error)
-            answer = Refusal(str(error))
+            answer = Refusal(str(error), isinstance(error, VersionError))
         content = encode(answer)
         writer.write(len(content).to_bytes(_LENGTH_BYTES) + content)
         await writer.drain()
@@ -332,11 +348,7 @@ class _Desk:
 
     def _admit(self, request: JoinRequest) -> tuple[Identity, Welcome]:
         """Between the look at the invitation and its use nobody else is admitted: one token, one key."""
-        if request.protocol != PROTOCOL_VERSION:
-            raise RejectedError(
-                f"protocol version {request.protocol}, this federation speaks {PROTOCOL_VERSION}: install "
-                "the version of cfel that the operator has"
-            )
+        check_version(request.protocol)
         federation = self._federation
         key = read_request_key(request.request)
         identity = federation.invitations.use(request.node, request.secret, key)
@@ -408,7 +420,8 @@ def _call(
             f"{address}: {describe_error(error)}; is `cfel invite` running there?"
         ) from error
     if isinstance(answer, Refusal):
-        raise NotAdmittedError(escape_control(answer.reason))
+        kind_of_error = VersionError if answer.is_version else NotAdmittedError
+        raise kind_of_error(escape_control(answer.reason))
     return answer
 
 

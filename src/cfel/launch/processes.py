@@ -27,6 +27,7 @@ from cfel.errors import (
     RunBusyError,
     SilentEdgeServerError,
     StorageError,
+    VersionError,
 )
 from cfel.launch.logs import LogSettings, start_logging
 from cfel.launch.node import read_node, run_node
@@ -49,13 +50,15 @@ DIVERGED = 6
 """An edge server of a run in which the training of all devices diverged. Started again it goes on from the
 last round, most likely to the same end: use a smaller `local.learning_rate` in a new run."""
 
+OTHER_VERSION = 7
+"""The others speak other versions of the protocol: upgrade the older ones, one version at a time."""
 BUSY = 8
 """Its directory is in use by another process: the node runs already, perhaps started by hand."""
 
 STOPPED = 130
 """Asked to stop."""
 
-FINAL = (INVALID, REJECTED, SILENT, DAMAGED, DIVERGED, BUSY)
+FINAL = (INVALID, REJECTED, SILENT, DAMAGED, DIVERGED, OTHER_VERSION, BUSY)
 """Codes after which no supervisor should start a node again: somebody has to change something first."""
 
 
@@ -64,6 +67,8 @@ def choose_exit_code(error: CfelError) -> int:
     match error:
         case InputError():
             return INVALID
+        case VersionError():
+            return OTHER_VERSION
         case NotAdmittedError() | CredentialsError():
             return REJECTED
         case SilentEdgeServerError():
@@ -184,7 +189,7 @@ class Processes:
                     "training diverged at all devices, so nothing is left to learn from; most likely "
                     f"local.learning_rate is too large. See {each.configuration.with_suffix('.log')}"
                 )
-            elif code in (INVALID, REJECTED, DAMAGED) or each.restarts >= MOST_RESTARTS:
+            elif code in (INVALID, REJECTED, DAMAGED, OTHER_VERSION) or each.restarts >= MOST_RESTARTS:
                 log = each.configuration.with_suffix(".log")
                 raise DeploymentError(f"{each.configuration.stem} ended with code {code}, see {log}")
             else:

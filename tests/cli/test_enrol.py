@@ -38,7 +38,6 @@ def invited(experiment: Path, tmp_path: Path) -> Iterator[tuple["subprocess.Pope
         if line.startswith("}"):
             break
     try:
-        # It says so when it listens.
         assert process.stderr is not None
         assert "for 3 nodes to join" in process.stderr.readline()
         yield process, json.loads(text)

@@ -79,17 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
     at = arguments.at or join_address(find_own_address(addresses[0]), INVITE_PORT)
     at = add_port(at, INVITE_PORT)
     tokens = _invite(federation, arguments, at)
-    if arguments.json:
-        print_json({str(identity): str(token) for identity, token in tokens.items()})
-    else:
-        _print_tokens(tokens)
-    # A program that reads the tokens must not wait for the last machine.
-    sys.stdout.flush()
     errors = Console(stderr=True, highlight=False)
     try:
         with RealDisk().reserve(federation.path / "invitations"):
-            _serve(federation, arguments.listen or at, arguments.hours, errors)
+            _serve(federation, arguments, tokens, arguments.listen or at)
     except RunBusyError:
+        _print_tokens(tokens, arguments.json)
         errors.print("another `cfel invite` serves this directory; it admits these nodes, too")
     return 0
 
@@ -114,21 +109,31 @@ def _invite(federation: OperatorDirectory, arguments: argparse.Namespace, at: st
     }
 
 
-def _print_tokens(tokens: dict[Identity, Token]) -> None:
-    console = Console(highlight=False)
-    width = max((len(str(each)) for each in tokens), default=0)
-    for identity, token in tokens.items():
-        console.print(f"{identity!s:{width}}  cfel join {token}", soft_wrap=True)
+def _print_tokens(tokens: dict[Identity, Token], json: bool) -> None:
+    if json:
+        print_json({str(identity): str(token) for identity, token in tokens.items()})
+    else:
+        console = Console(highlight=False)
+        width = max((len(str(each)) for each in tokens), default=0)
+        for identity, token in tokens.items():
+            console.print(f"{identity!s:{width}}  cfel join {token}", soft_wrap=True)
+    # A program that reads the tokens must not wait for the last machine.
+    sys.stdout.flush()
 
 
-def _serve(federation: OperatorDirectory, listen: str, hours: float, errors: Console) -> None:
+def _serve(
+    federation: OperatorDirectory, arguments: argparse.Namespace, tokens: dict[Identity, Token], listen: str
+) -> None:
+    """Prints the tokens as soon as they can be used, and serves."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    errors = Console(stderr=True, highlight=False)
 
     def on_join(identity: Identity) -> None:
         waiting = len(federation.invitations.list_open())
         errors.print(f"{identity} has joined; {plural(waiting, 'invitation')} open")
 
     def on_start() -> None:
+        _print_tokens(tokens, arguments.json)
         waiting = plural(len(federation.invitations.list_open()), "node")
         errors.print(
             f"waiting at {escape(listen)} for {waiting} to join; after Ctrl-C, `cfel invite "
@@ -136,4 +141,4 @@ def _serve(federation: OperatorDirectory, listen: str, hours: float, errors: Con
             soft_wrap=True,
         )
 
-    asyncio.run(serve_invitations(federation, listen, hours, on_join, on_start))
+    asyncio.run(serve_invitations(federation, listen, arguments.hours, on_join, on_start))

@@ -63,8 +63,8 @@ from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.files import load_model
-from cfel.learning.models.flat import FlatModule
-from cfel.learning.task import DeviceData, Task, check_batches, check_task, count_parameters, load_custom_task
+from cfel.learning.models.flat import FlatModule, SharedPart
+from cfel.learning.task import DeviceData, Task, check_batches, check_task, load_custom_task, measure_model
 from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
 from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
@@ -251,18 +251,21 @@ class Experiment:
         samples = None
         if self.fleet.sampling().needs_samples:
             samples = [len(indices) for indices in self._split(self.load_task())[1]]
-        parameters = self.model.charged_parameters or self.count_parameters()
-        return self._build_setting(self.build_parts(), parameters, samples)
+        stated = self.model.parameters
+        # Of a model whose size is stated, nothing else is known: it may normalise.
+        shared = self._measure_model() if stated is None else SharedPart(stated, 1, 1)
+        return self._build_setting(self.build_parts(), shared, samples)
 
-    def _build_setting(self, parts: BuiltParts, parameters: int, samples: Sequence[int] | None) -> Setting:
+    def _build_setting(self, parts: BuiltParts, shared: SharedPart, samples: Sequence[int] | None) -> Setting:
         fleet = build_fleet(self.fleet, self.seed)
         reject_short_trace(self.fleet, fleet, self.rounds)
         if samples is not None:
             fleet = replace(fleet, samples=np.asarray(samples, dtype=np.float64))
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
-        bits, exchanged = 32.0 * parameters, 1.0 + parts.edge_rules.vectors
+        bits = 32.0 * (self.model.charged_parameters or shared.parameters)
+        exchanged, normalises = 1.0 + parts.edge_rules.vectors, shared.buffers > 0
         shares = {
-            "small_batches": BatchShares(self.data.batch, self.local.step_overhead),
+            "small_batches": BatchShares(self.data.batch, self.local.step_overhead, normalises),
             "last_layers": LAYER_SHARES,
         }
         setting = Setting(
@@ -288,14 +291,15 @@ class Experiment:
 
     def count_parameters(self) -> int:
         """Counts the trained parameters that devices share, unless the file states their number."""
-        if self.model.parameters is not None:
-            return self.model.parameters
+        return self.model.parameters or self._measure_model().parameters
+
+    def _measure_model(self) -> SharedPart:
         # The shape of a built-in data set is known, so that planning works before its files are there.
         if self.data.task is None and self.data.name in DATA_SETS:
             builder = model_builder(self.model.name, self.code)
             known = DATA_SETS[self.data.name]
-            return count_parameters(builder, known.input_shape, known.classes, self.model.personal)
-        return self._build_start(self.load_task()).shared.parameters
+            return measure_model(builder, known.input_shape, known.classes, self.model.personal)
+        return self._build_start(self.load_task()).shared
 
     def _compute_budget(self, setting: Setting) -> Budget:
         """Total budgets in seconds and joules; a given number takes precedence over a share of CEF's use."""
@@ -331,7 +335,7 @@ class Experiment:
         parts = self.build_parts()
         start = parts.edge_rules.add_memory(flat.read())
         size = start.parameters.numel()
-        setting = self._build_setting(parts, self.model.charged_parameters or size, samples)
+        setting = self._build_setting(parts, flat.shared, samples)
         setting = replace(
             setting,
             backhaul=weight_backhaul(setting, samples),

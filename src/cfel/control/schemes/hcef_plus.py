@@ -79,8 +79,8 @@ class Options:
             weight that the budgets give.
         least_speed: smallest share of its clock a device may run at, in (0, 1].
         gossip_steps: gossip steps at each exchange, ≥ 1.
-        least_batch: smallest batch, as a share of the full one, in (0, 1]; never below two samples. Without
-            batch norm, which fails on few samples, less than the default may pay off.
+        least_batch: smallest batch, as a share of the full one, in (0, 1]; never below two samples. By
+            default a fifth with batch norm, which fails on few samples, and two samples without it.
         local_steps: k, where it is not to be planned, ≥ 1; at most τ is taken.
     """
 
@@ -94,7 +94,7 @@ class Options:
     time_weight: float | None = None
     least_speed: float = 0.5
     gossip_steps: int = 2
-    least_batch: float = 0.2
+    least_batch: float | None = None
     local_steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -104,7 +104,8 @@ class Options:
         if self.time_weight is not None:
             validation.check_number("scheme.options.time_weight", self.time_weight, above=0, below=1)
         validation.check_number("scheme.options.least_speed", self.least_speed, above=0, most=1)
-        validation.check_number("scheme.options.least_batch", self.least_batch, above=0, most=1)
+        if self.least_batch is not None:
+            validation.check_number("scheme.options.least_batch", self.least_batch, above=0, most=1)
         validation.check_whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
         if self.local_steps is not None:
             validation.check_whole("scheme.options.local_steps", self.local_steps, least=1)

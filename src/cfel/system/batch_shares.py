@@ -26,7 +26,7 @@ _SHARES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 
 _LEAST_SAMPLES = 2
 
 _LEAST_NORMALISED = 0.2
-"""Least part of a batch for models that normalise over it: ResNet-20 did not learn on 4 or 5 of 50 samples."""
+"""Least part of a batch for models that normalise over it: on 4 of 50 samples, ResNet-20 did not learn."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,6 +312,16 @@ def list_best(dataset: str) -> Rows:
     }
 
 
+def list_front() -> Rows:
+    """HCEF+ and static plans around the best, all with the training options of the preset `best`."""
+    options = (*ORTHOGONAL, "aggregation.learning_rate=1.5")
+    often = ("rounds.global=2000", "simulation.evaluate_every=2")
+    return {"hcef_plus": ("scheme.name=hcef_plus", SHARED, *options, *often)} | {
+        f"static-n{samples:02}-th{theta:g}": (*list_static_plan(samples, theta, 2), *options)
+        for samples, theta in ((5, 0.1), (10, 0.03), (10, 0.1), (25, 0.1))
+    }
+
+
 AS_PRINTED = (
     *("local.algorithm=sgd", "local.schedule_by=rounds", "aggregation.optimiser=none"),
     *("aggregation.schedule=constant", "aggregation.learning_rate=1"),
@@ -919,6 +929,15 @@ STUDIES = {
         "HCEF+ with its training options, and others with the same ones, until the same budgets are used up",
         tabulate_under_budgets,
         rows={dataset: list_best(dataset) for dataset in DATASETS},
+        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
+        seeds=(0, 1, 2),
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
+    ),
+    "front": Study(
+        "HCEF+ beside static plans with the same training options; --set makes it another fleet",
+        tabulate_rates,
+        rows=dict.fromkeys(DATASETS, list_front()),
         common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
         seeds=(0, 1, 2),
         rounds={"cifar10": 8, "femnist": 12},

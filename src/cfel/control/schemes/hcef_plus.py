@@ -51,8 +51,11 @@ DELAY = 0.85
 NOISE_POWER = 3.0
 """How sharply progress falls once noise exceeds the gradient, see `value_batches`."""
 
-FIRST_ROUNDS = 10
-"""Edge rounds over which noise is measured. Later, σ²/G² rises while the learning rate falls."""
+MOST_NOISE = 1000.0
+"""σ²/G² is taken to be at most this."""
+
+MEMORY = 0.9
+"""What σ² and G² of an edge round count for in the next one; noise rises in the course of a run."""
 
 FIRST_WEIGHT = 0.65
 """The weight of time before the first plan, and without budgets: about what budgets of one scheme give."""
@@ -151,7 +154,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
             )
         if shares is None:
             return planner.plan_steps().plan, state
-        noise = state["sigma2"] / state["g2"] if state["g2"] else 1.0
+        noise = _compare_to_gradient(state["sigma2"], state["g2"])
         tried = [
             each.plan_batches(shares, k, noise)
             for k in _list_counts(options, observation, state)
@@ -184,16 +187,21 @@ def _find_weighing(options: Options, observation: Observation, state: State) -> 
 
 
 def _measure_noise(state: State, observation: Observation) -> State:
-    """The state with the sums of σ² and G² over the first edge rounds."""
-    if state.get("measured", 0) >= FIRST_ROUNDS:
-        return state
+    """The state with running sums of σ² and G²."""
     sigma2, g2 = observation.estimates()
     return {
         **state,
-        "measured": state.get("measured", 0) + 1,
-        "sigma2": state.get("sigma2", 0.0) + sigma2,
-        "g2": state.get("g2", 0.0) + g2,
+        "sigma2": MEMORY * state.get("sigma2", 0.0) + sigma2,
+        "g2": MEMORY * state.get("g2", 0.0) + g2,
     }
+
+
+def _compare_to_gradient(sigma2: float, g2: float) -> float:
+    """σ²/G² of a full batch on one device; 1 before anything is known.
+
+    Late in a run, the estimate of G² may be below zero: then noise is far above the gradient.
+    """
+    return sigma2 / max(g2, sigma2 / MOST_NOISE) if sigma2 > 0 else 1.0
 
 
 def _list_counts(options: Options, observation: Observation, state: State) -> list[int]:

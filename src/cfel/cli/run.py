@@ -32,7 +32,6 @@ ENGINE_HELP = (
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     add_out_option(parser, "run directory (default runs/NAME)")
@@ -109,7 +108,6 @@ def replace_engine(experiment: Experiment, engine: str | None) -> Experiment:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the simulation and prints the result."""
     experiment = load_from_arguments(arguments)
     out: Path = arguments.out or Path("runs") / experiment.name
     if holds_run(out) and not arguments.resume:

@@ -29,10 +29,11 @@ class Setting:
         fleet: devices, clusters and their conditions.
         backhaul: graph and mixing weights between edge servers.
         backhaul_seconds: of one gossip step, per cluster.
-        model_bits: size of a full upload, as it is charged.
+        model_bits: size of a model with values of 32 bits, as it is charged.
         scheme: how much each device computes and sends.
         budget: what may be spent in all.
         charged_share: bits charged for every bit that a device sends.
+        upload_share: a full upload, as a share of `model_bits`; less than 1 where values have few bits.
         links: how often links are in use, where the scheme samples them.
         joules_per_bit: energy of a bit between edge servers, charged with each global round.
         exchanged_models: what edge servers exchange, in models: with their memory it is more than one.
@@ -53,6 +54,7 @@ class Setting:
     scheme: Scheme
     budget: Budget = field(default_factory=Budget)
     charged_share: float = 1.0
+    upload_share: float = 1.0
     links: SampledLinks | None = None
     joules_per_bit: float = 0.0
     exchanged_models: float = 1.0
@@ -61,6 +63,11 @@ class Setting:
     accounting: str = "expected"
     uploads: str = "share"
     metrics: tuple[Metric, ...] = (ACCURACY,)
+
+    @property
+    def upload_bits(self) -> float:
+        """Bits of a full upload, as they are charged."""
+        return self.upload_share * self.model_bits
 
     @property
     def exchange_seconds(self) -> FloatArray:
@@ -152,6 +159,8 @@ class Setting:
         A device that has spent its battery takes no part; without `spent_joules` batteries are ignored.
         """
         now = self.fleet.conditions(self.seed, global_round, edge_round, self.model_bits, spent_joules)
+        if self.upload_share != 1:
+            now = replace(now, nu=self.upload_share * now.nu)
         work = self.work_per_step
         return now if work == 1 else replace(now, mu=work * now.mu, alpha=work * now.alpha)
 

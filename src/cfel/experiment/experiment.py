@@ -50,7 +50,7 @@ from cfel.experiment.sections import (
     parse_fleet,
     reject_short_trace,
 )
-from cfel.learning.compressors import Compressor, compressor, none
+from cfel.learning.compressors import Compressor, TopKInBits, compressor, find_upload_share, none
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
@@ -70,6 +70,7 @@ from cfel.rounds.dry_run import compute_use
 from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.system import FleetParameters, TopologyParameters, build_backhaul, build_fleet
 from cfel.system.batch_shares import LAYER_SHARES, BatchShares
+from cfel.system.value_bits import ValueBits
 from cfel.validation import parse_toml
 from cfel.world import World
 
@@ -78,21 +79,13 @@ DEFAULT_ROUNDS = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltParts:
-    """The parts of one run that names in an experiment lead to.
+    """The parts of one run that names in an experiment lead to."""
 
-    Attributes:
-        scheme: how much each device computes and sends.
-        algorithm: what devices train with.
-        training: how they train; what the scheme asks of them overrides the file.
-        edge_rules: what edge servers do with updates: the algorithm's part, then their own optimiser.
-        compress: how uploads are compressed.
-    """
-
-    scheme: Scheme
-    algorithm: LocalAlgorithm
-    training: TrainingParameters
-    edge_rules: EdgeRules
-    compress: Compressor
+    scheme: Scheme  # how much each device computes and sends
+    algorithm: LocalAlgorithm  # what devices train with
+    training: TrainingParameters  # how they train; what the scheme asks of them overrides the file
+    edge_rules: EdgeRules  # what edge servers do with updates: the algorithm's part, then their own optimiser
+    compress: Compressor  # how uploads are compressed
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -179,13 +172,12 @@ class Experiment:
         """The scheme, the algorithm and all else that names lead to, built and checked.
 
         Each run gets its own: a user's algorithm may remember things, and two runs must not share them.
-
-        Raises:
-            InputError: something cannot be built, or does not go with the rest.
         """
         scheme = self._build_scheme()
         asked = scheme.device_overrides
         compress = compressor(asked.compressor or self.compression.kind, self.code)
+        if self.compression.bits is not None and asked.compressor is None:
+            compress = TopKInBits(ValueBits(self.compression.bits))
         # It would be charged for a share θ, but send everything.
         if compress is none and scheme.chooses_theta:
             reason = f"scheme {self.scheme.name!r} chooses how much is sent, and is charged for that"
@@ -282,7 +274,9 @@ class Experiment:
             work_per_step=parts.algorithm.gradients,
             small_batches=shares.get(parts.training.local.steps),
             accounting=self.simulation.accounting,
-            uploads=self.simulation.uploads,
+            # A share θ of a full upload may be more than all entries with the bits that devices choose.
+            uploads="wire" if isinstance(parts.compress, TopKInBits) else self.simulation.uploads,
+            upload_share=find_upload_share(parts.compress, parameters),
         )
         budget = self._compute_budget(setting)
         if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():
@@ -341,6 +335,7 @@ class Experiment:
             backhaul=weight_backhaul(setting, samples),
             # Uploads are charged as for `charged_parameters`, though the model that trains may be smaller.
             charged_share=setting.model_bits / (32.0 * size),
+            upload_share=find_upload_share(parts.compress, size),
             metrics=task.described_metrics,
         )
         return World(
@@ -383,11 +378,7 @@ PARTS = ("name", "seed", *SECTIONS)
 
 
 def parse_sections(document: Table) -> dict[str, Any]:
-    """Name, seed and sections of the experiment that a document describes, as far as it or its preset do.
-
-    Raises:
-        ExperimentError: a key or value is unknown.
-    """
+    """Name, seed and sections of the experiment that a document describes, as far as it or its preset do."""
     given = {key: value for key, value in document.items() if key != "preset"}
     below = _load_presets(document.get("preset", "demo"))
     if "preset" not in document:
@@ -488,16 +479,9 @@ _MAX_BYTES = 64 * 1024**2
 def load_experiment(
     path: str | Path, changes: Sequence[str] = (), code: CodePolicy = BUILT_IN_ONLY
 ) -> Experiment:
-    """Reads an experiment file.
+    """Reads an experiment file, with changes like "rounds.global=3".
 
-    Args:
-        path: the TOML file.
-        changes: assignments like "rounds.global=3" that override the file. File names in them are relative
-            to the current folder, those in the file to the file's folder.
-        code: whether names in it may refer to code from outside the package.
-
-    Raises:
-        ExperimentError: the file cannot be read, or a key or value is unknown or not allowed.
+    File names in changes are relative to the current folder, those in the file to the file's folder.
     """
     try:
         content = Path(path).read_bytes()
@@ -539,12 +523,10 @@ def _key(change: str) -> str:
 
 
 def preset_experiment(name: str, changes: Sequence[str] = (), code: CodePolicy = BUILT_IN_ONLY) -> Experiment:
-    """The experiment of a preset, with changes."""
     return parse_experiment(_apply_changes({"preset": name}, changes), code)
 
 
 def parse_experiment(document: Table, code: CodePolicy = BUILT_IN_ONLY) -> Experiment:
-    """The experiment that a TOML document describes."""
     return Experiment(preset="none", **parse_sections(document), code=code)
 
 

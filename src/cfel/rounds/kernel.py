@@ -232,7 +232,7 @@ def _realise(
     setting: Setting, now: Conditions, plan: RoundPlan, steps: FloatArray, wire_bits: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds and joules of every device for what it did."""
-    sent = wire_bits / setting.model_bits if setting.uploads == "wire" else plan.theta
+    sent = wire_bits / setting.upload_bits if setting.uploads == "wire" else plan.theta
     charged = setting.charge_steps(steps, plan.rho, plan.local_steps)
     return (
         realised_seconds(charged, sent, now.mu, now.nu),

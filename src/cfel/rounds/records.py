@@ -125,7 +125,7 @@ def make_record(
         steps_planned=setting.rounds.local_steps * _sum_present(edge_rounds, setting.share_steps),
         steps_taken=int(sum(each.steps.sum() for each in edge_rounds)),
         upload_bytes_planned=math.ceil(
-            setting.model_bits / 8 * _sum_present(edge_rounds, lambda plan: plan.theta)
+            setting.upload_bits / 8 * _sum_present(edge_rounds, lambda plan: plan.theta)
         ),
         upload_bytes=math.ceil(uploads),
         backhaul_bytes=math.ceil(backhaul),

@@ -170,11 +170,6 @@ class RoundRecord:
 
     @classmethod
     def from_json_line(cls, line: str) -> "RoundRecord":
-        """Reads what `to_json_line` wrote.
-
-        Raises:
-            InputError: the line is not such a record; the message names the field.
-        """
         try:
             document = parse_json(line)
         except InputError as error:
@@ -253,11 +248,7 @@ class LogContent:
 
 
 def read_log(path: Path) -> LogContent:
-    """Reads every complete line of the log; skips an incomplete last line.
-
-    Raises:
-        RunDirectoryError: a complete line is not a record, or the round before it is missing.
-    """
+    """Reads every complete line of the log; skips an incomplete last line."""
     return parse_log(path, read_bytes(path))
 
 
@@ -304,11 +295,7 @@ class LogReader:
         self._last_round: int | None = None
 
     def read_new(self) -> list[RoundRecord]:
-        """The rounds that were added since the last call; all of them if the file was cut or replaced.
-
-        Raises:
-            RunDirectoryError: a complete line is not a record, or the round before it is missing.
-        """
+        """The rounds that were added since the last call; all of them if the file was cut or replaced."""
         if not self._path.exists():
             self._begin_anew()
             return []

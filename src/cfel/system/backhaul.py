@@ -98,11 +98,7 @@ Built in, an entry point of the group `cfel.topology`, or named as `module:funct
 def build_graph(
     parameters: TopologyParameters, clusters: int, seed: int, code: CodePolicy = BUILT_IN_ONLY
 ) -> "nx.Graph[int]":
-    """Builds the backhaul graph over nodes 0 … clusters−1; only random kinds use the seed.
-
-    Raises:
-        InputError: the kind is unknown or may not be loaded, or its graph cannot be a backhaul.
-    """
+    """Builds the backhaul graph over nodes 0 … clusters−1; only random kinds use the seed."""
     validation.check_whole("clusters", clusters, least=1)
     takes = ("parameters", "clusters", "seed")
     builder: Builder = resolve("topology", parameters.kind, KINDS, takes, code=code)
@@ -196,9 +192,6 @@ def read_edges(path: str | Path) -> tuple[tuple[int, int], ...]:
     """Reads edges from a text file: two cluster numbers per line, separated by comma or blanks.
 
     Blank lines and what follows a `#` are skipped; the first line may be a heading.
-
-    Raises:
-        FleetFileError: the file cannot be read, or a line is not two whole numbers.
     """
     try:
         # Not just any file: an experiment may be somebody else's, and a pipe would never end.
@@ -254,23 +247,15 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Backhaul:
-    """The network between edge servers, ready for gossip.
+    """The network between edge servers, ready for gossip."""
 
-    Attributes:
-        graph: which edge servers are linked, nodes 0 … m−1.
-        weights: W, one row per edge server.
-        target: π, what repeated gossip averages towards.
-        zeta: ζ, the share of disagreement that survives one gossip step, in [0, 1).
-    """
-
-    graph: "nx.Graph[int]"
-    weights: FloatArray
-    target: FloatArray
-    zeta: float
+    graph: "nx.Graph[int]"  # which edge servers are linked, nodes 0 … m−1
+    weights: FloatArray  # W, one row per edge server
+    target: FloatArray  # π, what repeated gossip averages towards
+    zeta: float  # ζ, the share of disagreement that survives one gossip step, in [0, 1)
 
     @property
     def clusters(self) -> int:
-        """Number of edge servers."""
         return self.target.size
 
     @property
@@ -291,13 +276,10 @@ def build_backhaul(
 
 
 def retarget_backhaul(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = False) -> Backhaul:
-    """Returns the same links with weights that average towards another target.
+    """The same links with weights that average towards another target π.
 
-    Args:
-        backhaul: links and present weights.
-        target: π, positive, sums to 1.
-        at_once: every edge server gets the π-weighted mean of all in one step, as from a cloud server,
-            whichever links there are.
+    With `at_once`, every edge server gets the π-weighted mean of all in one step, as from a cloud server,
+    whichever links there are.
     """
     pi = validation.make_read_only(_check_distribution(target, backhaul.clusters))
     weights = np.tile(pi, (pi.size, 1)) if at_once else metropolis_weights(backhaul.graph, pi)

@@ -31,16 +31,12 @@ _LEAST_NORMALISED = 0.2
 
 @dataclass(frozen=True, slots=True)
 class BatchShares:
-    """What a share ρ of a step is in samples, and what samples cost.
+    """What a share ρ of a step is in samples, and what samples cost."""
 
-    Attributes:
-        batch: samples B of a full batch, ≥ 1.
-        overhead: share o of the cost of a full step that does not depend on its batch, in [0, 1).
-        normalises: whether the model normalises over a batch, which fails on few samples; True if not known.
-    """
-
-    batch: int
+    batch: int  # samples B of a full batch, ≥ 1
+    # Share o of the cost of a full step that does not depend on its batch, in [0, 1).
     overhead: float = DEFAULT_OVERHEAD
+    # Whether the model normalises over a batch, which fails on few samples; True if not known.
     normalises: bool = True
 
     @property
@@ -67,8 +63,7 @@ class BatchShares:
     def list_shares(self, least: float | None = None) -> FloatArray:
         """The shares ρ of the batch sizes to choose from, ascending.
 
-        Args:
-            least: smallest batch, as a share of the full one; None for what the model can learn from.
+        `least` is a share of the full batch; None for what the model can learn from.
         """
         if least is None:
             least = _LEAST_NORMALISED if self.normalises else 0.0

@@ -254,10 +254,10 @@ class Experiment:
         if samples is not None:
             fleet = replace(fleet, samples=np.asarray(samples, dtype=np.float64))
         backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
-        bits = 32.0 * (self.model.charged_parameters or shared.parameters)
-        exchanged, normalises = 1.0 + parts.edge_rules.vectors, shared.buffers > 0
+        parameters = self.model.charged_parameters or shared.parameters
+        bits, exchanged = 32.0 * parameters, 1.0 + parts.edge_rules.vectors
         shares = {
-            "small_batches": BatchShares(self.data.batch, self.local.step_overhead, normalises),
+            "small_batches": BatchShares(self.data.batch, self.local.step_overhead, shared.buffers > 0),
             "last_layers": LAYER_SHARES,
         }
         setting = Setting(

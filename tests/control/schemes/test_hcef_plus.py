@@ -216,8 +216,9 @@ def test_small_batches_need_a_batch() -> None:
 
 def with_slow_device(times: float, number: int = 0) -> Observation:
     """Twelve devices with small batches, the first of which computes and sends so many times slower."""
-    place = dict(zip(("global_round", "edge_round"), divmod(number, ROUNDS.edge_rounds), strict=True))
-    seen = replace(observation(share=1.0), small_batches=BatchShares(50), **place)
+    global_round, edge_round = divmod(number, ROUNDS.edge_rounds)
+    seen = observation(share=1.0)
+    seen = replace(seen, small_batches=BatchShares(50), global_round=global_round, edge_round=edge_round)
     now = seen.conditions
     slow = np.where(np.arange(DEVICES) == 0, times, 1.0)
     alike = {name: np.full(DEVICES, getattr(now, name).mean()) * slow for name in ("mu", "nu")}

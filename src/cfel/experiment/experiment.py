@@ -441,7 +441,7 @@ class Experiment:
 
     def resolve(self, world: World) -> "Experiment":
         """The experiment with the engine chosen."""
-        engine = choose_engine(self.simulation.engine, world).engine
+        engine = choose_engine(self.simulation.engine, world, self.simulation.device).engine
         return replace(self, simulation=replace(self.simulation, engine=engine))
 
     def _build_start(self, task: Task) -> FlatModule:

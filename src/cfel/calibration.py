@@ -57,7 +57,6 @@ class BandwidthServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
         return int(self._socket.getsockname()[1])
 
     def serve_one(self) -> tuple[str, int]:
@@ -104,11 +103,7 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def measure_bandwidth(host: str, port: int, seconds: float) -> float:
-    """Sends for some seconds and returns the bits per second that arrived, buffers included.
-
-    Raises:
-        UnreachableError: nobody answers there, or not as our server does.
-    """
+    """Sends for some seconds and returns the bits per second that arrived, buffers included."""
     place = f"{host}:{port}"
     try:
         with socket.create_connection((host, port), timeout=10) as connection:
@@ -134,21 +129,14 @@ _JOULES_PER_WATT_HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class HostEnergy:
-    """The energy counters of this host, which are added up.
+    """The energy counters of this host, which are added up."""
 
-    Attributes:
-        counters: none if joules cannot be measured here.
-        reason: why not; empty if they can.
-        includes_radio: whether what they count includes the radio.
-    """
-
-    counters: tuple[EnergyCounter, ...]
-    reason: str = ""
-    includes_radio: bool = False
+    counters: tuple[EnergyCounter, ...]  # none if joules cannot be measured here
+    reason: str = ""  # why not; empty if they can
+    includes_radio: bool = False  # whether what they count includes the radio
 
     @property
     def source(self) -> str:
-        """Where the joules come from."""
         return " and ".join(counter.source for counter in self.counters)
 
     def read_joules(self, now: float) -> float | None:
@@ -159,13 +147,7 @@ class HostEnergy:
 
 
 def find_host_energy(sysfs: Path, power_file: Path | None, device: str) -> HostEnergy:
-    """Finds this host's counters; that of a GPU is added where no other includes it.
-
-    Args:
-        sysfs: the directory of `powercap` and `power_supply`.
-        power_file: a power monitor's file, preferred to others.
-        device: torch's device.
-    """
+    """Finds this host's counters; that of a GPU is added where no other includes it."""
     host = find_counter(sysfs, power_file)
     if host is None:
         return HostEnergy((), _explain(sysfs))
@@ -217,18 +199,13 @@ def _read(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StepMeasurement:
-    """What local steps took.
+    """What local steps took."""
 
-    Attributes:
-        steps: how many were measured.
-        seconds, joules: of all of them; no joules if a counter could not be read.
-        flops_per_sample: operations of one sample in one step, as torch counts them; 0 if it cannot.
-    """
-
-    steps: int
+    steps: int  # how many were measured
+    # seconds and joules: of all of them; no joules if a counter could not be read.
     seconds: float
     joules: float | None
-    flops_per_sample: float
+    flops_per_sample: float  # operations of one sample in one step, as torch counts them; 0 if it cannot
 
 
 def measure_steps(
@@ -290,27 +267,17 @@ SENDING_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOptions:
-    """What to measure, and figures to use instead.
+    """What to measure, and figures to use instead."""
 
-    Attributes:
-        name: of the class.
-        seconds: how long to train, at most half a minute.
-        send_to: host and port of a `BandwidthServer`, or None.
-        given: figures that need no measurement, e.g. watts from a power meter.
-        like: a class to take from what can be neither measured nor is given.
-        device: torch's device, "cpu" or "cuda".
-        power_file: a power monitor's file in microwatts.
-        sysfs: where the kernel shows counters.
-    """
-
-    name: str = field(default_factory=platform.node)
-    seconds: float = 10.0
-    send_to: tuple[str, int] | None = None
+    name: str = field(default_factory=platform.node)  # of the class
+    seconds: float = 10.0  # how long to train, at most half a minute
+    send_to: tuple[str, int] | None = None  # host and port of a `BandwidthServer`, or None
+    # Figures that need no measurement, e.g. watts from a power meter.
     given: Mapping[str, float] = field(default_factory=dict)
-    like: DeviceClass | None = None
-    device: str = "cpu"
-    power_file: Path | None = None
-    sysfs: Path = SYSFS
+    like: DeviceClass | None = None  # a class to take from what can be neither measured nor is given
+    device: str = "cpu"  # torch's device, "cpu" or "cuda"
+    power_file: Path | None = None  # a power monitor's file in microwatts
+    sysfs: Path = SYSFS  # where the kernel shows counters
 
     def __post_init__(self) -> None:
         validation.check_text("name", self.name)
@@ -319,36 +286,24 @@ class CalibrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was found.
-
-    Attributes:
-        batch, flops_per_sample, utilisation: with which the class gives the measured seconds per step.
-        figures: of the class, as far as they are known.
-        how: how each of them was obtained.
-        missing: figure → why it could not be measured.
-    """
+    """What was found."""
 
     steps: StepMeasurement
+    # batch, flops_per_sample and utilisation: with which the class gives the measured seconds per step.
     batch: int
     flops_per_sample: float
     utilisation: float
-    figures: Mapping[str, float]
-    how: Mapping[str, str]
-    missing: Mapping[str, str]
+    figures: Mapping[str, float]  # of the class, as far as they are known
+    how: Mapping[str, str]  # how each of them was obtained
+    missing: Mapping[str, str]  # figure → why it could not be measured
     title: str
     name: str
 
     @property
     def seconds_per_step(self) -> float:
-        """μ of this machine."""
         return self.steps.seconds / self.steps.steps
 
     def build_class(self) -> DescribedClass:
-        """The class.
-
-        Raises:
-            InputError: a figure that a class must have is missing; says why and what to do.
-        """
         lacking = [f"{figure} ({self.missing[figure]})" for figure in REQUIRED if figure not in self.figures]
         if lacking:
             raise InputError(
@@ -387,12 +342,7 @@ class _Figures:
 def calibrate(
     experiment: Experiment, options: CalibrationOptions, now: Callable[[], float] = time.monotonic
 ) -> Calibration:
-    """Measures this machine with an experiment's model and data.
-
-    Raises:
-        InputError: torch cannot count the model's operations and the experiment does not state them.
-        UnreachableError: the other host does not answer.
-    """
+    """Measures this machine with an experiment's model and data."""
     energy = find_host_energy(options.sysfs, options.power_file, options.device)
     world = experiment.build_world()
     steps = measure_steps(world, options, energy, now)

@@ -38,9 +38,6 @@ def backhaul_seconds(
 
     Every edge server sends its full model to all its neighbours at once; without one it takes 0 seconds. A
     rate holds for all links, or there is one per link, keyed by its two ends in any order.
-
-    Raises:
-        InputError: a rate is not positive, or a link has none.
     """
     bits = validation.check_number("model_bits", model_bits, least=0)
     if not isinstance(bits_per_second, Mapping):
@@ -97,36 +94,24 @@ NO_DEVICE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeRoundCost:
-    """Cost of one edge round.
+    """Cost of one edge round."""
 
-    Attributes:
-        seconds: per cluster, that of its slowest device; 0 if none took part.
-        slowest_device: per cluster, the device that took longest (the first of several), or `NO_DEVICE`.
-        joules: of all devices together.
-    """
-
-    seconds: FloatArray
+    seconds: FloatArray  # per cluster, that of its slowest device; 0 if none took part
+    # Per cluster, the device that took longest (the first of several), or `NO_DEVICE`.
     slowest_device: IntArray
-    joules: float
+    joules: float  # of all devices together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GlobalRoundCost:
-    """Cost of one global round.
+    """Cost of one global round."""
 
-    Attributes:
-        seconds: the makespan, that of the slowest cluster with its backhaul.
-        cluster_seconds: per cluster, edge rounds and backhaul together, without waiting for others.
-        slowest_cluster: the first of those that took longest.
-        straggler: the device that the slowest cluster waited for longest, in all edge rounds, or `NO_DEVICE`.
-        joules: of all devices together.
-    """
-
-    seconds: float
-    cluster_seconds: FloatArray
-    slowest_cluster: int
+    seconds: float  # the makespan, that of the slowest cluster with its backhaul
+    cluster_seconds: FloatArray  # per cluster, edge rounds and backhaul together, without waiting for others
+    slowest_cluster: int  # the first of those that took longest
+    # The device that the slowest cluster waited for longest, in all edge rounds, or `NO_DEVICE`.
     straggler: int
-    joules: float
+    joules: float  # of all devices together
 
 
 def cluster_seconds(device_seconds: ArrayLike, cluster: ArrayLike, clusters: int) -> FloatArray:
@@ -215,18 +200,12 @@ class Ledger:
     """Time and energy spent so far, as far as the caps of the next edge round depend on it.
 
     The budgets and caps belong to `control`. A ledger survives a round trip through JSON unchanged.
-
-    Attributes:
-        seconds: makespans of the finished global rounds, summed.
-        joules: energy of the finished global rounds.
-        elapsed_seconds: per cluster, edge rounds of the current global round so far.
-        elapsed_joules: energy of the current global round so far.
     """
 
-    seconds: float
-    joules: float
-    elapsed_seconds: tuple[float, ...]
-    elapsed_joules: float
+    seconds: float  # makespans of the finished global rounds, summed
+    joules: float  # energy of the finished global rounds
+    elapsed_seconds: tuple[float, ...]  # per cluster, edge rounds of the current global round so far
+    elapsed_joules: float  # energy of the current global round so far
 
     def __post_init__(self) -> None:
         for field in ("seconds", "joules", "elapsed_joules"):
@@ -237,7 +216,6 @@ class Ledger:
 
     @property
     def clusters(self) -> int:
-        """Number of clusters."""
         return len(self.elapsed_seconds)
 
     @property
@@ -251,11 +229,7 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Ledger":
-        """Restores the ledger that `to_dict` wrote.
-
-        Raises:
-            InputError: a field is missing, unknown or not allowed.
-        """
+        """Restores the ledger that `to_dict` wrote."""
         allowed = cls.__dataclass_fields__
         for name in fields:
             if name not in allowed:
@@ -268,7 +242,6 @@ class Ledger:
 
 
 def open_ledger(clusters: int) -> Ledger:
-    """Opens a ledger with nothing spent."""
     return Ledger(0.0, 0.0, (0.0,) * validation.check_whole("clusters", clusters, least=1), 0.0)
 
 

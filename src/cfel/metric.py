@@ -41,7 +41,6 @@ class Metric:
             raise InputError(f"metric {self.name!r}: function is a {type(self.function).__name__}")
 
     def __call__(self, outputs: Any, targets: Any) -> Any:  # noqa: ANN401 — tensors, which this layer does not know
-        """The metric of each sample."""
         if self.function is None:
             raise InputError(f"metric {self.name!r}: has no function; give one to compute it")
         return self.function(outputs, targets)
@@ -81,7 +80,6 @@ class Metric:
         return f"{'−' if value < 0 else '+'}{text}" if text.strip("0.") else text
 
     def format_plain(self, value: float) -> str:
-        """A number without its unit."""
         return f"{100 * value:.1f}" if self.unit == "%" else format_amount(value)
 
     def reaches(self, value: float, target: float) -> bool:

@@ -65,18 +65,10 @@ def resolve(
     *,
     code: CodePolicy = BUILT_IN_ONLY,
 ) -> Any:  # noqa: ANN401 — a part of any kind
-    """Finds the part called `name`.
+    """Finds a part by its kind ("scheme", "model", …) and name.
 
-    Args:
-        kind: "scheme", "model", ...; entry points of the group `cfel.<kind>` are searched.
-        name: a built-in name, an installed entry point's name, or "module:function".
-        builtin: the parts that come with cfel.
-        takes: what it will be called with, one name per positional argument; None if that is not known.
-        code: whether names that are not built in may be loaded.
-
-    Raises:
-        InputError: nothing of that name exists, it must not be loaded, the module cannot be imported, or it
-            cannot be called so.
+    The name is built in, an entry point of the group `cfel.<kind>`, or "module:function". `takes` is what the
+    part will be called with, one name per positional argument; None if that is not known.
     """
     if name in builtin:
         return builtin[name]
@@ -120,7 +112,6 @@ def label_object(kind: str, found: object, digest: str = "") -> str:
 
 
 def is_label(name: str) -> bool:
-    """Whether a name is a label of an object."""
     return name.startswith("<")
 
 
@@ -146,11 +137,7 @@ def check_result(what: str, found: object, wanted: type) -> None:
 
 
 def call_part(what: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 — of any part
-    """Calls a part that the user wrote.
-
-    Raises:
-        InputError: it fails; the message has the error and the user's line that led to it.
-    """
+    """Calls a part that the user wrote."""
     try:
         return function(*arguments)
     except CfelError:
@@ -228,11 +215,7 @@ DEADLINE = "deadline_"
 
 
 def parse_variants(text: str) -> dict[str, Any]:
-    """The fields of `SchemeParameters` that "hcef+edge_gossip" stands for.
-
-    Raises:
-        InputError: there is no such variant.
-    """
+    """The fields of `SchemeParameters` that "hcef+edge_gossip" stands for."""
     name, *variants = text.split("+")
     pairs = [_parse_variant(text, variant) for variant in variants]
     if len({key for key, _ in pairs}) < len(pairs):

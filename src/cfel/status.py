@@ -61,7 +61,6 @@ class DeviceStatus:
     doubled: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the state and the numbers."""
         _escape_texts(self)
         check_name("state", self.state, DEVICE_STATES)
         _check_counts(self, "device")
@@ -96,7 +95,6 @@ class ClusterStatus:
     doubled: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the state, the numbers, and that no more devices are listed than exist."""
         _escape_texts(self)
         check_name("state", self.state, EDGE_STATES)
         _check_counts(self, "cluster", "size")
@@ -157,7 +155,6 @@ class RoundPoint:
     device_accuracy_spread: float | None = None
 
     def __post_init__(self) -> None:
-        """Checks the costs; replaces metrics that are not finite by None."""
         _check_counts(self, "round", "wire_bytes")
         _check_numbers(self, "seconds", "joules", "wall_seconds")
         devices = ("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread")
@@ -300,7 +297,6 @@ class Status:
     certificate_expires: float | None = None
 
     def __post_init__(self) -> None:
-        """Checks names and numbers; the parts check themselves."""
         _escape_texts(self)
         object.__setattr__(self, "rejected", _sum_reasons(self.rejected))
         check_name("source", self.source, ("edge", "simulation"))

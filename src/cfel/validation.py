@@ -42,34 +42,19 @@ _COMPARE: Mapping[str, tuple[str, Callable[[Any, Any], Any]]] = {
 
 
 class Limits(TypedDict, total=False):
-    """The range of a number; a limit that is None or not given does not apply.
+    """The range of a number; a limit that is None or not given does not apply."""
 
-    Attributes:
-        above: it must be larger than this.
-        least: it must be at least this.
-        most: it must be at most this.
-        below: it must be smaller than this.
-        finite: whether infinity is forbidden, as it is by default; NaN always is.
-    """
-
-    above: float | None
+    above: float | None  # it must be larger
     least: float | None
     most: float | None
-    below: float | None
-    finite: bool
+    below: float | None  # it must be smaller
+    finite: bool  # whether infinity is forbidden, as it is by default; NaN always is
 
 
 def check_floats(
     field: str, values: ArrayLike, *, length: int | None = None, **limits: Unpack[Limits]
 ) -> FloatArray:
-    """Returns the values as a read-only float64 vector.
-
-    Args:
-        field: the name the user knows it by, for the error message.
-        values: what was given.
-        length: how many entries there must be; None for any number.
-        **limits: of every entry.
-    """
+    """Returns the values as a read-only float64 vector; the limits are those of every entry."""
     array = _to_vector(field, values, length)
     bad = find_outside(array, **limits)
     if bad is not None:
@@ -111,7 +96,6 @@ def _write_limit(limit: float) -> str:
 
 
 def check_number(field: str, value: object, **limits: Unpack[Limits]) -> float:
-    """Returns one real number within the limits."""
     # bool is a subclass of int, but `jitter = true` in a TOML file is a mistake, not a 1.
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.integer | np.floating):
         raise InputError(f"{field} = {show(value)}: must be {describe_range(**limits)}")
@@ -165,14 +149,12 @@ def check_text(field: str, value: object) -> str:
 
 
 def check_switch(field: str, value: object) -> bool:
-    """Returns the value if it is true or false."""
     if not isinstance(value, bool):
         raise InputError(f"{field} = {show(value)}: must be true or false")
     return value
 
 
 def check_list(field: str, value: object) -> tuple[object, ...]:
-    """Returns the entries of a list, of any type."""
     if not isinstance(value, list | tuple):
         raise InputError(f"{field} = {show(value)}: must be a list")
     return tuple(value)
@@ -252,9 +234,6 @@ def parse_json(text: str, *, finite: bool = True) -> Any:  # noqa: ANN401 — an
 
     Stricter than Python's own parser: it rejects half of a surrogate pair, which could not be written out
     again, and, if `finite`, NaN and infinity.
-
-    Raises:
-        InputError: it is no JSON, one of the values above, or too long.
     """
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{len(text)} characters of JSON, at most {MOST_CHARACTERS} are read")
@@ -272,11 +251,7 @@ def _reject(word: str) -> None:
 
 
 def convert_document(document: object, kind: type[_Kind]) -> _Kind:
-    """Converts a parsed document to a dataclass or another type that msgspec knows; ignores unknown fields.
-
-    Raises:
-        InputError: a field is missing or has a wrong type, or the object rejects it; the message names it.
-    """
+    """Converts a document to a dataclass or another type that msgspec knows; ignores unknown fields."""
     import msgspec  # here, because planning does without it
 
     try:
@@ -320,11 +295,7 @@ _LONG_KEY = re.compile(rf"(?<![\w-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MOST_PA
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parses TOML that anybody may have written.
-
-    Raises:
-        InputError: it is no TOML, or beyond the limits above.
-    """
+    """Parses TOML that anybody may have written."""
     if len(text) > MOST_TOML_CHARACTERS:
         raise InputError(f"{len(text)} characters of TOML, at most {MOST_TOML_CHARACTERS} are read")
     if _LONG_KEY.search(text):
@@ -346,12 +317,8 @@ def load_pickle(
 ) -> Any:  # noqa: ANN401 — any plain value
     """Reads a pickle without trusting it: it can run any code, so it may refer to nothing but `known` names.
 
-    Args:
-        path: the file.
-        what: what it should be, for messages.
-        known: what stands for the names that it may refer to, which are "module.name"; by default none, so
-            that it can hold dictionaries, lists, texts and numbers only.
-        encoding: of texts that Python 2 wrote.
+    By default there are none ("module.name" → what stands for it), so that it can hold dictionaries, lists,
+    texts and numbers only. `encoding` is that of texts that Python 2 wrote.
     """
 
     class Reader(pickle.Unpickler):

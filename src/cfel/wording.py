@@ -34,7 +34,6 @@ def format_seconds(value: float | None, half_width: float | None = None) -> str:
 
 
 def format_joules(value: float | None, half_width: float | None = None) -> str:
-    """Joules, kilojoules or megajoules."""
     for size, unit in ((1e6, "MJ"), (1e3, "kJ")):
         if value is not None and abs(value) >= 10 * size:
             return _format_interval(value, half_width, size, unit)
@@ -42,12 +41,10 @@ def format_joules(value: float | None, half_width: float | None = None) -> str:
 
 
 def format_gain(value: float | None) -> str:
-    """A gain as a factor."""
     return NOTHING if value is None else f"{value:.2f}×"
 
 
 def format_bytes(value: float | None) -> str:
-    """Bytes in powers of 1000."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value is not None and value >= size:
             return _format_interval(value, None, size, unit)

@@ -88,6 +88,11 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         f"fedpaq, {kind}": (TWO_ROUNDS, {"scheme": {"name": "fedpaq", "options": {"compressor": kind}}})
         for kind in ("quantise", "uveqfed", "atomo")
     },
+    # Devices round at random to as many bits as they choose, and keep what both rounding and top-k drop.
+    "few bits": (
+        {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}},
+        {"compression": {"bits": [4, 8]}, "simulation": {"accounting": "realised"}, **TWO_ROUNDS},
+    ),
     "adaptive k": ({"rounds": {"global": 3}}, {"scheme": {"name": "adaptive_k"}}),
     "deadlines": (TWO_ROUNDS, {"scheme": {"name": "sd_feel_hetero"}}),
     "plans are wrong": (TWO_ROUNDS, {"scheme": {"name": "hcef"}, "fleet": {"estimate_error": 0.3}}),

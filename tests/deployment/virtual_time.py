@@ -1,14 +1,14 @@
 """An event loop whose clock jumps to the next thing to do: hours pass in no time, and always the same way."""
 
 import asyncio
+import heapq
 import selectors
-from collections.abc import Callable, Coroutine
-from contextvars import Context, ContextVar, copy_context
-from functools import partial
+from collections import deque
+from collections.abc import Coroutine
+from contextvars import Context, ContextVar
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-HandleKind = TypeVar("HandleKind", bound=asyncio.Handle)
 OWNER: ContextVar[object] = ContextVar("OWNER", default=None)
 """Whose code runs: a node that is frozen does nothing until it thaws."""
 
@@ -21,21 +21,23 @@ class _Jumping(selectors.DefaultSelector):
         self.passed = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready now; if nothing is, the clock has advanced."""
-        ready = super().select(0)
-        if not ready and timeout is None:
+        """Nothing: there are no sockets. If nothing is left to do now, the clock has advanced."""
+        if timeout is None:
             raise RuntimeError("everybody waits for something that nobody will do")
-        if not ready and timeout:
+        if timeout > 0:
             self.passed += timeout
-        return ready
+        return []
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Its clock never waits, and owners of code can be stopped as with SIGSTOP."""
 
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+
     def __init__(self) -> None:
         self._jumping = _Jumping()
-        self._frozen: dict[object, list[tuple[Callable[[], None], Context]]] = {}
+        self._frozen: dict[object, list[asyncio.Handle]] = {}
         super().__init__(self._jumping)
 
     def time(self) -> float:
@@ -45,49 +47,44 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def freeze(self, owner: object) -> None:
         """Nothing of this owner runs from now on; timers that expire meanwhile fire when it thaws."""
         self._frozen.setdefault(owner, [])
+        timers, self._scheduled = self._scheduled, []
+        for timer in timers:
+            self._put(timer)
 
     def thaw(self, owner: object) -> None:
         """Lets an owner continue."""
-        for run, context in self._frozen.pop(owner, []):
-            super().call_soon(run, context=context)
+        for handle in self._frozen.pop(owner, []):
+            self._put(handle)
 
     def is_frozen(self, owner: object) -> bool:
         """Whether it is stopped now."""
         return owner in self._frozen
 
-    def call_soon(  # type: ignore[override]  # what is called with what is checked by the callers' base class
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        """See `asyncio`."""
-        return self._gate(super().call_soon, callback, args, context)
+    def _put(self, handle: asyncio.Handle) -> None:
+        """Has a callback called when it is due and its owner is not frozen."""
+        owner = _owner_of(handle)
+        if owner in self._frozen:
+            self._frozen[owner].append(handle)
+        elif isinstance(handle, asyncio.TimerHandle):
+            heapq.heappush(self._scheduled, handle)
+        else:
+            self._ready.append(handle)
 
-    def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        """See `asyncio`."""
-        return self._gate(partial(super().call_at, when), callback, args, context)
+    def _run_once(self) -> None:
+        """See `asyncio`; what is due for somebody who is frozen is put aside first."""
+        if self._frozen:
+            ready, self._ready = self._ready, deque[asyncio.Handle]()
+            for handle in ready:
+                self._put(handle)
+            # A callback of the moment in which its owner was frozen may have started a timer.
+            while self._scheduled and _owner_of(self._scheduled[0]) in self._frozen:
+                self._put(heapq.heappop(self._scheduled))
+        super()._run_once()  # type: ignore[misc]
 
-    def _gate(
-        self,
-        schedule: Callable[..., HandleKind],
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        context: Context | None,
-    ) -> HandleKind:
-        owner = OWNER.get() if context is None else context.get(OWNER)
-        within = copy_context() if context is None else context
 
-        def run() -> None:
-            # One that thaws may cancel a timer of its own that has expired while it was frozen.
-            if handle.cancelled():
-                return
-            if owner in self._frozen:
-                self._frozen[owner].append((run, within))
-            else:
-                callback(*args)
-
-        handle = schedule(run, context=within)
-        return handle
+def _owner_of(handle: asyncio.Handle) -> object:
+    context: Context = handle._context  # type: ignore[attr-defined]
+    return context.get(OWNER)
 
 
 def run_virtually(main: Coroutine[Any, Any, Result]) -> Result:

@@ -17,14 +17,17 @@ from cfel.deployment.protocol.device_requests import UploadRequest
 from cfel.deployment.protocol.edge_requests import METHODS
 from cfel.deployment.protocol.messages import Body, Message, decode, encode, join_message, split_message
 from cfel.errors import RejectedError
-from cfel.learning.compressors import BUILTIN, compressor
+from cfel.learning.compressors import BUILTIN, Compressor, TopKInBits, compressor
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, Order
 from cfel.learning.models.flat import FlatModel
+from cfel.system.value_bits import ValueBits
 from tests.fuzz.mutations import change_bytes, change_document
 from tests.fuzz.values import make_value
 
 MAX_BODY = 1 << 16
 _SIZE = 300
+_IN_BITS = tuple(TopKInBits(ValueBits((bits,))) for bits in (4, 8, 16))
+_COMPRESSORS: tuple[Compressor, ...] = (*(compressor(kind) for kind in sorted(BUILTIN)), *_IN_BITS)
 
 
 @cache
@@ -89,9 +92,7 @@ def _try_upload(draw: random.Random) -> None:
     order = _make_order(draw)
     report = DeviceReport(
         device=0,
-        update=compressor(draw.choice(sorted(BUILTIN)))(
-            _vector(draw, _SIZE), draw.choice((0.01, 0.3, 1.0)), 7
-        ),
+        update=draw.choice(_COMPRESSORS)(_vector(draw, _SIZE), draw.choice((0.01, 0.3, 1.0)), 7),
         buffers=_vector(draw, order.model.buffers.numel()),
         estimates=None,
         steps=1,

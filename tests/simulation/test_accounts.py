@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from cfel.errors import CfelError
 from cfel.experiment import Experiment
 from cfel.learning.device import device_update
 from cfel.learning.local.workspace import Workspace
@@ -68,6 +69,39 @@ def test_expected_costs_follow_the_plan() -> None:
     seconds = 3 * rho * column(tables, "mu") + theta * nu
     np.testing.assert_allclose(column(tables, "seconds"), seconds)
     assert found[-1].record.joules == pytest.approx(column(tables, "joules").sum())
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, "hcef_plus"])
+def test_few_bits_cost_what_is_sent(scheme: str) -> None:
+    """A full upload is every entry in 8 bits, and its scales; θ of it is planned, charged and sent.
+
+    One entry less than would fit is missing at most, of 8 bits and its place: 3 + 1 + ⌈log₂ d⌉ = 26 bits.
+    """
+    experiment = tiny(
+        compression={"bits": [4, 8]}, scheme={"name": scheme}, simulation={"accounting": "realised"}
+    )
+    world = experiment.build_world()
+    setting, size = world.setting, world.start.parameters.numel()
+    full = 8 * size + 32 * (1 + math.ceil(size / 1024))
+    assert setting.upload_bits == pytest.approx(full)
+    found = outcomes(experiment, world)
+    tables = [each.plans for each in found]
+    theta, nu = column(tables, "theta"), column(tables, "nu")
+    seconds = column(tables, "seconds") - column(tables, "steps") * column(tables, "mu")
+    if scheme != "hcef_plus":  # its clocks are slow, so its steps take longer than μ
+        assert (seconds <= theta * nu * (1 + 1e-9)).all()
+        assert (seconds >= (theta - 40 / full) * nu * (1 - 1e-9)).all()
+    for each in found:
+        planned = full / 8 * each.plans.theta.sum()
+        assert 0.99 * planned < each.record.upload_bytes <= planned * (1 + 1e-9) + 1
+    if scheme == "cef":
+        plain = tiny(scheme={"name": scheme}, simulation={"accounting": "realised"})
+        assert tables[0].nu[0] == pytest.approx(outcomes(plain)[0].plans.nu[0] * full / (32 * size))
+
+
+def test_bits_need_topk() -> None:
+    with pytest.raises(CfelError, match=r"compression.bits: only with kind = 'topk', not 'jl'"):
+        tiny(compression={"bits": [8], "kind": "jl"})
 
 
 def test_uploads_by_the_bits_on_the_wire() -> None:

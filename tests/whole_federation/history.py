@@ -29,6 +29,7 @@ from cfel.deployment.protocol.edge_requests import (
     PlanCommand,
 )
 from cfel.deployment.security.identity import Identity
+from cfel.errors import CfelError
 from cfel.runlog import RoundRecord
 from cfel.runlog.plans import decode_plan, plan_path
 from cfel.runlog.records import parse_log
@@ -261,9 +262,15 @@ def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
     for edge in EDGES:
         disk = MemoryDisk()
         disk.files = history.disks[edge]
-        state = EdgeDisk(disk, HOME / str(edge), history.world.start).load()
+        try:
+            state = EdgeDisk(disk, HOME / str(edge), history.world.start).load()
+        except CfelError as error:
+            yield str(error)
+            continue
         if not state.model.is_finite():
             yield f"the model of {edge} is not finite"
+        if not history.stuck and state.position[0] < len(records):
+            yield f"{edge} has ended at {state.position}, after {len(records)} rounds"
 
 
 def nothing_was_lost(history: History) -> bool:

@@ -50,10 +50,13 @@ def test_no_schedule_breaks_a_promise(first: int) -> None:
     check(*range(first, first + 10))
 
 
-@pytest.mark.xfail(reason="one of three edge servers ends without the last record", strict=True)
-def test_a_known_violation() -> None:
-    """Kills, cuts and a full disk around the end of a run; to be mended."""
-    check(49)
+def test_an_edge_server_that_misses_the_end_has_its_record_and_its_state() -> None:
+    """Each in another way.
+
+    49: it hears of the end from one that missed the last gossip; 161: it took part in no round at all;
+    193: it missed more than one round, and is there again for the last record only.
+    """
+    check(49, 161, 193)
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -18,6 +18,7 @@ from tests.deployment.virtual_time import VirtualLoop
 
 KEEPALIVE_SECONDS = 2.0
 LATE_SECONDS = 10.0
+_MOST_DRAWS = 8
 Link = tuple[Identity, Identity]
 
 
@@ -29,6 +30,21 @@ class Quality:
     drop: float = 0.0  # share of messages that are lost
     double: float = 0.0  # share of messages that arrive twice
     late: float = 0.0  # share of messages that take up to `LATE_SECONDS`, as after many retransmissions
+
+
+class Fate:
+    """What happens to one message and its answer: numbers from [0, 1), drawn beforehand."""
+
+    def __init__(self, drawn: list[float]) -> None:
+        self._drawn = drawn
+
+    def random(self) -> float:
+        """The next number."""
+        return self._drawn.pop()
+
+    def uniform(self, low: float, high: float) -> float:
+        """The next number, scaled."""
+        return low + (high - low) * self._drawn.pop()
 
 
 @dataclass
@@ -62,7 +78,7 @@ class Wire(Network):
         # whichever order things happen that happen at once.
         chance = self.chances.setdefault((caller, to), Random(f"{self.seed} {caller} {to}"))  # noqa: S311
         double = chance.random() < self.qualities.get((caller, to), Quality()).double
-        fates = [Random(chance.random()) for _ in range(2)]  # noqa: S311
+        fates = [Fate([chance.random() for _ in range(_MOST_DRAWS)]) for _ in range(2)]
         for fate in fates[: 1 + double]:
             carry = self._carry((caller, to), method, message, answer, fate)
             task = asyncio.get_running_loop().create_task(carry, context=self.own_context)
@@ -71,7 +87,7 @@ class Wire(Network):
         return await answer
 
     async def _carry(
-        self, link: Link, method: str, message: Message, answer: "asyncio.Future[Message]", fate: Random
+        self, link: Link, method: str, message: Message, answer: "asyncio.Future[Message]", fate: Fate
     ) -> None:
         caller, to = link
         if not await self._pass(caller, to, fate):
@@ -86,7 +102,7 @@ class Wire(Network):
                 outcome = UnreachableError(f"{to}, {method}: the answer was lost")
             _settle(answer, outcome)
 
-    async def _pass(self, sender: Identity, receiver: Identity, fate: Random) -> bool:
+    async def _pass(self, sender: Identity, receiver: Identity, fate: Fate) -> bool:
         """Returns after a message's time on a link, with whether it arrives."""
         link = (sender, receiver)
         quality = self.qualities.get(link, Quality())
@@ -95,7 +111,7 @@ class Wire(Network):
         return link not in self.broken and fate.random() >= quality.drop
 
     async def _handle(
-        self, link: Link, method: str, message: Message, answer: "asyncio.Future[Message]", fate: Random
+        self, link: Link, method: str, message: Message, answer: "asyncio.Future[Message]", fate: Fate
     ) -> Message | Exception:
         caller, to = link
         offered = self.members[to][method]

@@ -106,17 +106,9 @@ class _RoundReporter(ExitStack):
 
 
 def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command: tuple[str, ...]) -> bool:
-    """Executes a run in this process, one device at a time; this is the job of one core of the cluster.
+    """Executes a run in this process, one device at a time: the job of one core of the cluster.
 
-    Args:
-        text: the experiment as TOML.
-        directory: the run directory.
-        resume: continue the run in that directory.
-        stop: path of a file; once it exists, the run ends after the current round.
-        command: the command line, kept in `environment.json`.
-
-    Returns:
-        True if the run finished, False if it was stopped.
+    The run ends after the current round once the file `stop` exists. Returns whether it finished.
     """
     experiment = parse_experiment(tomllib.loads(text), ANY_CODE)
     world = experiment.build_world()

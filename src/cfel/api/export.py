@@ -30,16 +30,10 @@ _RETRY_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """A model of a run.
+    """A model of a run."""
 
-    Attributes:
-        round: the global round it is of.
-        whose: the edge server or device that has it, in words.
-        model: its values.
-    """
-
-    round: int
-    whose: str
+    round: int  # the global round it is of
+    whose: str  # the edge server or device that has it, in words
     model: FlatModel
 
 
@@ -61,16 +55,8 @@ def export_model(
 ) -> TrainedModel:
     """Writes the model of a run's last checkpoint, or the current model of a deployment.
 
-    Args:
-        directory: a run directory, or the directory of a single edge server.
-        to: the file to write; its suffix selects the format.
-        edge: the edge server whose model to export; None for the consensus model.
-        code: whether names in the run's experiment may stand for code from outside the package.
-        device: the device whose own model to export; None for no device.
-
-    Raises:
-        InputError: the format or the edge server is unknown, or the file cannot be written.
-        RunDirectoryError: the directory holds no run, or the run has no checkpoint yet.
+    The suffix of `to` selects the format. It is the consensus model, unless an edge server or a device is
+    named.
     """
     if to.suffix not in FORMATS:
         raise InputError(unknown_name("--to: suffix", to.suffix, FORMATS))
@@ -89,11 +75,7 @@ def export_model(
 def load_module(
     run: RunDirectory, experiment: Experiment, edge: int | None = None, device: int | None = None
 ) -> nn.Module:
-    """A trained model as a module of its task, in evaluation mode.
-
-    Raises:
-        InputError: a part of the model is personal, and no device is named.
-    """
+    """A trained model as a module of its task, in evaluation mode."""
     task = experiment.load_task()
     flat = task.build()
     if task.personal and device is None:
@@ -105,11 +87,7 @@ def load_module(
 def _load_model(
     run: RunDirectory, experiment: Experiment, task: Task, edge: int | None, device: int | None
 ) -> TrainedModel:
-    """The consensus model of the last global round, an edge model, or the model that a device keeps.
-
-    Raises:
-        InputError: there is no such edge server or device, or devices keep no models.
-    """
+    """The consensus model of the last global round, an edge model, or the model that a device keeps."""
     if device is None:
         return _load_shared_model(run, experiment, task, edge)
     cluster, checkpoint = run.fleet().cluster, run.checkpoint()

@@ -68,11 +68,7 @@ OptionName = Callable[[str], str]
 
 
 def make_length(given: Mapping[str, Any], option_name: OptionName = str) -> RunLength | None:
-    """The budgets of a whole run among the options that were given, or None if there are none.
-
-    Raises:
-        InputError: rounds without a budget, a budget without rounds, or a cap and a budget for the same.
-    """
+    """The budgets of a whole run among the options that were given, or None if there are none."""
     budgets = f"{option_name('time_budget')} or {option_name('energy_budget')}"
     if "time_budget" not in given and "energy_budget" not in given:
         for field in ("rounds", "edge_rounds"):
@@ -99,16 +95,8 @@ def read_problem(
 ) -> NamedProblem:
     """Reads devices (and, from JSON, the rest) and builds the problem.
 
-    Args:
-        source: a path (.json, .csv or .parquet), or a table in memory, see `_to_columns`; a mapping with
-            `devices` is read like a JSON document.
-        options: fields of `RoundProblem` other than the devices'; they override the document's.
-        length: total budgets, instead of caps for the round.
-        option_name: what the user knows an option by.
-
-    Raises:
-        FleetFileError: the table cannot be used; the message names the place and the value.
-        InputError: an option cannot be used; the message names it.
+    The source is a path (.json, .csv or .parquet), or a table in memory (`_to_columns`); a mapping with
+    `devices` is read like a JSON document. Options override the document; budgets of a run replace caps.
     """
     place, (fields, device_names, cluster_names) = _read_source(source)
     _check_names(place, (*device_names, *cluster_names))

@@ -200,18 +200,13 @@ def _show_cell(cell: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """What a little more would bring, and the curve around the plan.
+    """What a little more would bring, and the curve around the plan."""
 
-    Attributes:
-        price: λ, what one more joule is worth in units of the objective.
-        more_energy, more_time: by which share the objective falls with 1 % more energy, and more time.
-        curve: joules that the fleet would use at half the price, and at twice.
-    """
-
-    price: float
+    price: float  # λ, what one more joule is worth in units of the objective
+    # more_energy and more_time: by which share the objective falls with 1 % more energy, and more time.
     more_energy: float
     more_time: float
-    curve: tuple[float, float]
+    curve: tuple[float, float]  # joules that the fleet would use at half the price, and at twice
 
 
 def find_margins(plan: FleetPlan) -> Margins:
@@ -431,22 +426,15 @@ def _find_drained(problem: RoundProblem, solution: Solution) -> NDArray[np.bool_
 
 @dataclass(frozen=True, slots=True)
 class SchemeRequest:
-    """Which scheme is to plan, and what the user says about it; None where nothing is said.
+    """Which scheme is to plan, and what the user says about it; None where nothing is said."""
 
-    Attributes:
-        scheme: its name, also with variants, or a function that builds it.
-        scheme_options: `[scheme.options]` of the experiment file.
-        batch: samples of a full batch, ≥ 1; required with small batches.
-        step_overhead: share of the cost of a step that its batch does not change, in [0, 1); for small
-            batches, by default as in the experiment file.
-        seed: of schemes that draw, ≥ 0; 0 by default.
-    """
-
-    scheme: str | SchemeBuilder
-    scheme_options: Mapping[str, Any] | None = None
-    batch: int | None = None
+    scheme: str | SchemeBuilder  # its name, also with variants, or a function that builds it
+    scheme_options: Mapping[str, Any] | None = None  # `[scheme.options]` of the experiment file
+    batch: int | None = None  # samples of a full batch, ≥ 1; required with small batches
+    # Share of the cost of a step that its batch does not change, in [0, 1); for small batches, by default as
+    # in the experiment file.
     step_overhead: float | None = None
-    seed: int | None = None
+    seed: int | None = None  # of schemes that draw, ≥ 0; 0 by default
 
     def reject_given(self, names: Sequence[str], why: str, option_name: OptionName) -> None:
         """Raises for the first of these fields that is given: an ignored option would mislead."""
@@ -481,14 +469,8 @@ def plan_by_request(
 ) -> tuple[Solution, RoundPlan]:
     """Plans the first edge round of a run of that length, None for a run of this round only.
 
-    The scheme gets the observation that it would get in a simulation, and is asked in the same way.
-
-    Returns:
-        The plan as a solution, with the scheme's name for its method, and as the scheme made it. The solution
-        is not feasible if it exceeds a cap, whatever the scheme says.
-
-    Raises:
-        InputError: the scheme cannot plan this problem; the message says why.
+    The scheme gets the observation that it would get in a simulation, and is asked in the same way. Returns
+    the plan as a solution, which is not feasible if it exceeds a cap, and as the scheme made it.
     """
     found, code = request.find_scheme()
     parameters = replace(found, solver=method, **_read_bounds(problem, found.name, option_name))

@@ -27,17 +27,12 @@ _NAMES = ("inputs", "images", "x")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """What a model makes of samples.
+    """What a model makes of samples."""
 
-    Attributes:
-        outputs: samples × what the model returns.
-        labels: the class with the highest score, per sample; None if outputs are no scores of classes.
-        shares: its probability by softmax, per sample; None likewise.
-    """
-
-    outputs: FloatArray
+    outputs: FloatArray  # samples × what the model returns
+    # The class with the highest score, per sample; None if outputs are no scores of classes.
     labels: IntArray | None = None
-    shares: FloatArray | None = None
+    shares: FloatArray | None = None  # its probability by softmax, per sample; None likewise
 
 
 def predict(
@@ -45,15 +40,8 @@ def predict(
 ) -> Prediction:
     """Runs a model on samples.
 
-    Args:
-        source: a file of `cfel export` (.safetensors), or a run directory.
-        samples: an .npy file, or an .npz file with one array or one named "inputs"; raw, as the data set has
-            them: they are scaled here.
-        code: whether names in the file or directory may stand for code from outside the package.
-        device: the device whose own model to use, of a run directory.
-
-    Raises:
-        InputError: a file cannot be read, or the samples do not fit the model.
+    The source is a file of `cfel export` (.safetensors) or a run directory; samples are an .npy file, or an
+    .npz file with one array or one named "inputs", raw: they are scaled here.
     """
     if source.is_dir():
         run = RunDirectory.open(source)

@@ -82,12 +82,10 @@ class RunProgress:
         self._bars.stop()
 
     def print_line(self, text: str) -> None:
-        """Prints a line above the bars."""
         # Without emoji: rich imports their table on first use, and Ctrl-C may arrive during that very import.
         self._bars.console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def on_round(self, name: str, record: RoundRecord) -> None:
-        """Advances the bar of a run."""
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=self._rounds, state="")
         quality = (

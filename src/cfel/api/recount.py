@@ -42,9 +42,6 @@ def recount(
     """Writes a new run directory with the models of one run and the costs of other conditions.
 
     `changes` are assignments like "fleet.conditions.channel_floor=0". Returns the new records.
-
-    Raises:
-        InputError: a change could have changed what was learned, or the plans differ.
     """
     for change in changes:
         if not change.strip().startswith(CHANGEABLE):

@@ -195,7 +195,6 @@ class RunResult:
 def load_result(
     path: Path, experiment: Experiment | None = None, code: CodePolicy = BUILT_IN_ONLY
 ) -> RunResult:
-    """The result in a run directory."""
     return RunResult(load_run(path), experiment, code)
 
 
@@ -324,14 +323,10 @@ class Sweep(RunSet):
 
 @dataclass(frozen=True, slots=True)
 class TuningTrial:
-    """One choice of values.
+    """One choice of values."""
 
-    Attributes:
-        values: by key.
-        score: mean over seeds of the held-out quality within the budgets; infinitely bad if there is none.
-    """
-
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # by key
+    # Mean over seeds of the held-out quality within the budgets; infinitely bad if there is none.
     score: float
 
 

@@ -61,24 +61,17 @@ _Runs = TypeVar("_Runs", Comparison, Sweep)
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How to execute runs, whatever their experiments, and whom to tell about them.
+    """How to execute runs, whatever their experiments, and whom to tell about them."""
 
-    Attributes:
-        command: the command line, kept in `environment.json`.
-        resume: continue runs that already exist.
-        on_round: called after every round, with the name of the run and the round's record.
-        interrupted: checked after every round; true ends the run there, with a checkpoint.
-        notify: receives one-line messages for the user.
-        ray_address: the cluster to use with engine "ray"; None starts one on this machine.
-        trackers: what each run is reported to, by name; see `choose_trackers`.
-    """
-
-    command: tuple[str, ...] = ()
-    resume: bool = False
+    command: tuple[str, ...] = ()  # the command line, kept in `environment.json`
+    resume: bool = False  # continue runs that already exist
+    # Called after every round, with the name of the run and the round's record.
     on_round: Callable[[str, RoundRecord], None] | None = None
+    # Checked after every round; true ends the run there, with a checkpoint.
     interrupted: Callable[[], bool] = lambda: False
-    notify: Callable[[str], None] = lambda _: None
-    ray_address: str | None = None
+    notify: Callable[[str], None] = lambda _: None  # receives one-line messages for the user
+    ray_address: str | None = None  # the cluster to use with engine "ray"; None starts one on this machine
+    # What each run is reported to, by name; see `choose_trackers`.
     trackers: Mapping[str, Tracker] = field(default_factory=dict)
 
     @contextmanager
@@ -119,21 +112,14 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run to execute.
+    """A run to execute."""
 
-    Attributes:
-        name: shown to the user.
-        experiment: the complete experiment.
-        directory: its run directory.
-        setting: its values of the keys of a sweep, with names for objects; empty for other runs.
-        row: the row of a comparison that it belongs to; empty for other runs.
-    """
-
-    name: str
+    name: str  # shown to the user
     experiment: Experiment
     directory: Path
+    # Its values of the keys of a sweep, with names for objects; empty for other runs.
     setting: Mapping[str, Any] = field(default_factory=dict)
-    row: str = ""
+    row: str = ""  # the row of a comparison that it belongs to; empty for other runs
 
 
 def run(
@@ -300,7 +286,6 @@ def load(path: str | PathLike[str], *, trust: bool = False, **changes: Any) -> A
 
 
 def find_experiment(source: Source) -> Experiment:
-    """The experiment itself, or the one in a file."""
     loaded = source if isinstance(source, Experiment) else load(source)
     if not isinstance(loaded, Experiment):
         raise InputError(f"{source}: is a directory, must be an experiment or its file")
@@ -366,7 +351,7 @@ def run_experiment(
 ) -> list[RoundRecord]:
     """Simulates one experiment in one run directory and returns the records of all its rounds."""
     world = experiment.build_world()
-    choice = choose_engine(experiment.simulation.engine, world)
+    choice = choose_engine(experiment.simulation.engine, world, experiment.simulation.device)
     resolved = replace(experiment, simulation=replace(experiment.simulation, engine=choice.engine))
     if choice.notice is not None:
         options.notify(choice.notice)
@@ -392,13 +377,7 @@ def open_executor(
 
 
 def run_all(runs: Sequence[PlannedRun], out: Path, options: RunOptions) -> None:
-    """Executes runs, which all use the same engine: one after another, or side by side on a Ray cluster.
-
-    Args:
-        runs: the runs.
-        out: contains all their directories.
-        options: how to execute them.
-    """
+    """Executes runs, which all use the same engine: one after another, or side by side on a Ray cluster."""
     parameters = runs[0].experiment.simulation
     on_ray = parameters.engine == "ray"
     with connect_cluster(options.ray_address, parameters.workers) if on_ray else nullcontext():
@@ -520,11 +499,7 @@ def row_folder(row: str) -> str:
 def plan_sweep(
     experiment: Experiment, over: Mapping[str, Sequence[Any]], seeds: Sequence[int], out: Path
 ) -> list[PlannedRun]:
-    """The runs of a sweep, each in `<key=value,…>/seed-<n>/`; see `sweep`.
-
-    Raises:
-        InputError: nothing to sweep over, or a key or value is not allowed.
-    """
+    """The runs of a sweep, each in `<key=value,…>/seed-<n>/`; see `sweep`."""
     if not over or not seeds or not all(map(len, over.values())):
         raise InputError("sweep: give at least one key with at least one value, and one seed")
     if "seed" in over:

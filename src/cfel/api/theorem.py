@@ -28,62 +28,44 @@ ASSUMED = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What Theorem 1 needs and an experiment file does not state.
+    """What Theorem 1 needs and an experiment file does not state."""
 
-    Attributes:
-        initial_gap: F(u⁰) − F_inf.
-        sigma2, g2: σ² and G²; `None` for a run's own estimates, and for 1 where there is no run yet.
-        smoothness: L; `None` for 1/(2η), the case in which P2 is the theorem's bound as printed.
-        learning_rate: η; `None` for the experiment's.
-    """
-
-    initial_gap: float
+    initial_gap: float  # F(u⁰) − F_inf
+    # sigma2 and g2: σ² and G²; `None` for a run's own estimates, and for 1 where there is no run yet.
     sigma2: float | None = None
     g2: float | None = None
+    # L; `None` for 1/(2η), the case in which P2 is the theorem's bound as printed.
     smoothness: float | None = None
-    learning_rate: float | None = None
+    learning_rate: float | None = None  # η; `None` for the experiment's
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """One global round of a run.
-
-    Attributes:
-        round: its number.
-        sigma2, g2: estimated in that round, or assumed.
-        terms: what it adds to the bound.
-        holds: whether the backhaul and this round's plans allow η.
-    """
+    """One global round of a run."""
 
     round: int
+    # sigma2 and g2: estimated in that round, or assumed.
     sigma2: float
     g2: float
-    terms: RoundTerms
-    holds: bool
+    terms: RoundTerms  # what it adds to the bound
+    holds: bool  # whether the backhaul and this round's plans allow η
 
 
 @dataclass(frozen=True, slots=True)
 class TheoremReport:
-    """The theorem's terms for one experiment, with everything they depend on.
+    """The theorem's terms for one experiment, with everything they depend on."""
 
-    Attributes:
-        name, scheme, clusters: of the experiment.
-        edge_rounds: edge rounds of the run or of the dry run.
-        zeta, omega1: of the backhaul.
-        landscape: as assumed; for a run σ² and G² are means over its rounds.
-        bound: of all rounds.
-        rounds: of a run, round by round; empty for a dry run.
-    """
-
+    # name, scheme and clusters: of the experiment.
     name: str
     scheme: str
     clusters: int
-    edge_rounds: int
+    edge_rounds: int  # edge rounds of the run or of the dry run
+    # zeta and omega1: of the backhaul.
     zeta: float
     omega1: float
-    landscape: Landscape
-    bound: Bound
-    rounds: tuple[RoundReport, ...] = ()
+    landscape: Landscape  # as assumed; for a run σ² and G² are means over its rounds
+    bound: Bound  # of all rounds
+    rounds: tuple[RoundReport, ...] = ()  # of a run, round by round; empty for a dry run
 
     @property
     def violating_rounds(self) -> int:

@@ -54,18 +54,15 @@ def add_command(commands: Commands, name: str, example: str) -> argparse.Argumen
 
 
 def add_set_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --set."""
     text = "change a key of the experiment, e.g. rounds.global=10 (repeatable)"
     parser.add_argument("--set", action="append", default=[], metavar="A.B=VALUE", help=text)
 
 
 def add_seeds_option(parser: argparse.ArgumentParser, text: str, example: str = "0,1") -> None:
-    """Adds the option --seeds, with its help."""
     parser.add_argument("--seeds", type=parse_integers, metavar=f"{example},…", help=text)
 
 
 def add_target_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --target of commands that print tables of several runs."""
     text = "target of the tables (default: the experiment's)"
     parser.add_argument("--target", type=parse_number, metavar="QUALITY", help=text)
 
@@ -111,7 +108,6 @@ def _find_experiment_folders(directory: Path) -> list[Path]:
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Adds the option --json."""
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
 
 

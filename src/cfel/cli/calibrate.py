@@ -27,7 +27,6 @@ GIVEN = {
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "experiment", nargs="?", type=Path, metavar="EXPERIMENT.toml", help="whose model to train"

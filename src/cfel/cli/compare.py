@@ -43,7 +43,6 @@ FORMATS = (*TABLE_FORMATS, "pdf")
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     parser.add_argument(
@@ -78,7 +77,6 @@ def register(commands: Commands, name: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs all rows and prints the table."""
     if arguments.format:
         check_formats(arguments.format, FORMATS)
     experiment = load_from_arguments(arguments)
@@ -98,9 +96,6 @@ def parse_variant(text: str, experiment: Experiment) -> tuple[str, Experiment]:
     """Reads "name: a.b=value c=value" as the name of a row and its experiment.
 
     Values are read as `--set` reads them; `scheme=NAME` may have variants, as in --schemes.
-
-    Raises:
-        InputError: the text does not look like that, or a key or value is not allowed.
     """
     name, colon, assignments = text.partition(":")
     words = shlex.split(assignments)
@@ -162,6 +157,5 @@ def print_main_table(console: Console, table: MainTable) -> None:
 
 
 def print_overruns(console: Console, sentences: Sequence[str]) -> None:
-    """Prints what runs broke."""
     for sentence in sentences:
         console.print(f"[yellow]over budget:[/] {escape(sentence)}")

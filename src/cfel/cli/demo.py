@@ -16,7 +16,6 @@ EXAMPLE = "  cfel demo --out cfel-demo"
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     add_out_option(parser, "output directory (default: cfel-demo, or cfel-demo-2, …)")
     parser.add_argument("--resume", action="store_true", help="resume the demo in DIR")
@@ -25,7 +24,6 @@ def register(commands: Commands, name: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the demo."""
     import_from()
     experiment = replace_engine(preset_experiment("demo", arguments.set, ANY_CODE), arguments.engine)
     if arguments.resume and arguments.out is None:

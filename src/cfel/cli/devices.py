@@ -34,7 +34,6 @@ EXAMPLE = """  cfel devices
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("name", nargs="?", metavar="NAME", help="show every figure of this class")
     parser.add_argument(

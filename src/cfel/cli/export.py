@@ -21,7 +21,6 @@ EXAMPLE = """  cfel export runs/first --to model.safetensors
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the run directory")
     parser.add_argument(

@@ -18,7 +18,6 @@ EXAMPLE = """  cfel keys
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "word", nargs="?", default="", metavar="WORD", help="only keys and tables whose name contains it"
@@ -28,11 +27,6 @@ def register(commands: Commands, name: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the keys that were asked for.
-
-    Raises:
-        InputError: there are none.
-    """
     found = [
         (table, when, chosen)
         for table, when, entries in list_tables()

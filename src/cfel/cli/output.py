@@ -40,9 +40,7 @@ def _to_plain(value: object) -> object:
 def new_table(*columns: str, texts: Collection[str] = ()) -> Table:
     """An empty table: first column left-aligned, the others right-aligned.
 
-    Args:
-        *columns: headings.
-        texts: columns with names or words. In a narrow terminal only these are folded, never the numbers.
+    In a narrow terminal only the columns in `texts` are folded, never the numbers.
     """
     table = Table(header_style="dim", box=None)
     for number, column in enumerate(columns):
@@ -54,7 +52,6 @@ def new_table(*columns: str, texts: Collection[str] = ()) -> Table:
 
 
 def print_table(console: Console, title: str, table: Table) -> None:
-    """Prints a title, the table and an empty line."""
     if all(column.no_wrap for column in table.columns):
         unfold_table(console, table)
     console.print(f"[bold]{title}[/]")

@@ -70,7 +70,6 @@ METHOD_HELP = "of HCEF: joint, with a proven gap (default), or alternating, the 
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("fleet", type=Path, metavar="FLEET", help="table of devices: .csv, .parquet or .json")
     for name, (kind, text) in (*PROBLEM_OPTIONS.items(), *LENGTH_OPTIONS.items()):
@@ -98,7 +97,6 @@ def register(commands: Commands, name: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Solves the problem and prints the plan."""
     if arguments.scheme_options is not None:
         arguments.scheme_options = dict(ChainMap(*reversed(arguments.scheme_options)))
     plan = plan_fleet(arguments.fleet, vars(arguments), lambda name: f"--{name.replace('_', '-')}")

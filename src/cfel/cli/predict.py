@@ -24,7 +24,6 @@ EXAMPLE = """  cfel predict model.safetensors samples.npy
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "model", type=Path, metavar="FILE|DIR", help="a file of `cfel export`, or a run directory"
@@ -42,7 +41,6 @@ def register(commands: Commands, name: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints one line per sample."""
     folder = arguments.model if arguments.model.is_dir() else arguments.model.parent
     code = select_code_policy(arguments, folder)
     found = predict(arguments.model, arguments.samples, code, arguments.device)

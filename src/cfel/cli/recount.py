@@ -23,7 +23,6 @@ EXAMPLE = """  cfel recount runs/cef/seed-0 --out recounted/cef \\
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the run directory")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write the new log")

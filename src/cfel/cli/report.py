@@ -19,7 +19,6 @@ FORMATS = "svg,png,csv"
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "directory", type=Path, metavar="DIR", help="directory of a run, a comparison or a sweep"
@@ -49,7 +48,6 @@ def register(commands: Commands, name: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Writes the files and prints their paths."""
     if arguments.export is not None:
         return _export(arguments)
     if arguments.format is not None:

@@ -37,7 +37,6 @@ EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --sca
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("item", choices=ITEMS, help="table or figure; rates selects the learning rates")
     parser.add_argument("--dataset", choices=DATASETS, required=True, help="data set")

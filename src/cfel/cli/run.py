@@ -26,13 +26,13 @@ EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
 
 ENGINE_HELP = (
-    "threads: one device per core; batched: many small models at once, equal up to rounding; ray: the "
-    "same bits as threads, on a cluster; auto: batched for small models (default: the experiment's)"
+    "threads: one device per core; processes: the same bits, in worker processes; batched: many small models "
+    "at once, equal up to rounding; ray: the same bits as threads, on a cluster; auto: by the size of the "
+    "model (default: the experiment's)"
 )
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     add_out_option(parser, "run directory (default runs/NAME)")
@@ -109,7 +109,6 @@ def replace_engine(experiment: Experiment, engine: str | None) -> Experiment:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the simulation and prints the result."""
     experiment = load_from_arguments(arguments)
     out: Path = arguments.out or Path("runs") / experiment.name
     if holds_run(out) and not arguments.resume:

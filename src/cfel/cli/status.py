@@ -31,7 +31,6 @@ Answers = Mapping[int, Status | str]
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "where",

@@ -27,7 +27,6 @@ EXAMPLE = """  cfel sweep experiment.toml --over local.learning_rate=0.01,0.05 -
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     parser.add_argument(
@@ -47,7 +46,6 @@ def register(commands: Commands, name: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs all combinations and prints the table."""
     over = dict(map(parse_values, arguments.over))
     experiment = load_from_arguments(arguments)
     sweep = cfel.sweep(

@@ -38,7 +38,6 @@ MAX_ROUNDS = 8
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "experiment",

@@ -28,7 +28,6 @@ MOST_ROWS = 10
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     add_experiment_argument(parser)
     parser.add_argument(
@@ -53,7 +52,6 @@ def register(commands: Commands, name: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the trials and prints the best values."""
     over = dict(_parse_range(text) for text in arguments.over)
     experiment = load_from_arguments(arguments)
     tuning = cfel.tune(

@@ -17,7 +17,6 @@ TOKEN_VARIABLE = "CFEL_DASHBOARD_TOKEN"  # noqa: S105 — the variable's name
 
 
 def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
     parser = add_command(commands, name, EXAMPLE)
     parser.add_argument("directory", type=Path, metavar="DIR", help="directory of a run or a comparison")
     parser.add_argument("--port", type=parse_count, default=0, help="port (default: any free one)")
@@ -38,7 +37,6 @@ def register(commands: Commands, name: str) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serves until Ctrl-C."""
     watcher = RunWatcher(arguments.directory)
     # Not an option, as other users of the machine can see command lines.
     token = os.environ.get(TOKEN_VARIABLE) or None

@@ -29,10 +29,11 @@ class Setting:
         fleet: devices, clusters and their conditions.
         backhaul: graph and mixing weights between edge servers.
         backhaul_seconds: of one gossip step, per cluster.
-        model_bits: size of a full upload, as it is charged.
+        model_bits: size of a model with values of 32 bits, as it is charged.
         scheme: how much each device computes and sends.
         budget: what may be spent in all.
         charged_share: bits charged for every bit that a device sends.
+        upload_share: a full upload, as a share of `model_bits`; less than 1 where values have few bits.
         links: how often links are in use, where the scheme samples them.
         joules_per_bit: energy of a bit between edge servers, charged with each global round.
         exchanged_models: what edge servers exchange, in models: with their memory it is more than one.
@@ -53,6 +54,7 @@ class Setting:
     scheme: Scheme
     budget: Budget = field(default_factory=Budget)
     charged_share: float = 1.0
+    upload_share: float = 1.0
     links: SampledLinks | None = None
     joules_per_bit: float = 0.0
     exchanged_models: float = 1.0
@@ -61,6 +63,11 @@ class Setting:
     accounting: str = "expected"
     uploads: str = "share"
     metrics: tuple[Metric, ...] = (ACCURACY,)
+
+    @property
+    def upload_bits(self) -> float:
+        """Bits of a full upload, as they are charged."""
+        return self.upload_share * self.model_bits
 
     @property
     def exchange_seconds(self) -> FloatArray:
@@ -108,7 +115,7 @@ class Setting:
         gossip, edge_rounds = self.scheme.gossip, self.rounds.edge_rounds
         exchanges = gossip.count_exchanges(0, edge_rounds)
         if gossip.link_budget == 1:
-            return exchanges * gossip.models_sent(self.backhaul.clusters, len(self.backhaul.edges))
+            return exchanges * gossip.models_sent(len(self.backhaul.members), len(self.backhaul.edges))
         # Sampled links differ from step to step.
         done = range(edge_rounds - exchanges + 1, edge_rounds + 1)
         steps = ((each, step) for each in done for step in range(gossip.steps))
@@ -152,18 +159,26 @@ class Setting:
         A device that has spent its battery takes no part; without `spent_joules` batteries are ignored.
         """
         now = self.fleet.conditions(self.seed, global_round, edge_round, self.model_bits, spent_joules)
+        if self.upload_share != 1:
+            now = replace(now, nu=self.upload_share * now.nu)
         work = self.work_per_step
         return now if work == 1 else replace(now, mu=work * now.mu, alpha=work * now.alpha)
 
 
-def weight_backhaul(setting: Setting, samples: Sequence[int]) -> Backhaul:
-    """The setting's backhaul with the weights that the scheme mixes with, given each device's samples."""
-    gossip, fleet = setting.scheme.gossip, setting.fleet
+def weight_backhaul(gossip: Gossip, fleet: Fleet, backhaul: Backhaul, samples: Sequence[int]) -> Backhaul:
+    """The backhaul between the fleet's edge servers with the weights that a scheme mixes with.
+
+    `samples` are those of each device.
+    """
     if gossip == Gossip(gossip.every_edge_round, gossip.steps, link_budget=gossip.link_budget):
-        return setting.backhaul
-    counts = samples if gossip.weights == "samples" else np.ones(fleet.devices)
-    held = np.bincount(fleet.cluster, counts, minlength=fleet.clusters)
-    return retarget_backhaul(setting.backhaul, held / held.sum(), at_once=gossip.reach == "everybody")
+        return backhaul
+    counts = np.array(samples, dtype=np.float64) if gossip.weights == "samples" else np.ones(fleet.devices)
+    if fleet.members is not None:
+        counts = np.where(fleet.members, counts, 0.0)
+    held = np.bincount(fleet.cluster, counts, minlength=fleet.clusters)[fleet.list_edges()]
+    # One that has just joined has no devices yet, but must hear of the others' models.
+    held = np.maximum(held, 1.0)
+    return retarget_backhaul(backhaul, held / held.sum(), at_once=gossip.reach == "everybody")
 
 
 def choose_links(scheme: Scheme, backhaul: Backhaul) -> SampledLinks | None:

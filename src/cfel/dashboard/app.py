@@ -60,9 +60,6 @@ def dashboard_app(
         changes: an async iterator that yields whenever something changed; or the seconds between two polls.
         token: what readers must send; None is allowed on loopback only, which `serve` checks.
         names: allowed host names, besides IP addresses and localhost.
-
-    Raises:
-        InputError: the token is too short, or not printable ASCII.
     """
     return Dashboard(SnapshotFeed(snapshot, changes), None if token is None else Token(token), names)
 
@@ -88,7 +85,6 @@ class Dashboard:
         self._protected = AccessControl(starlette, token, names, _content_security_policy(), self._login_page)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one ASGI connection."""
         await self._protected(scope, receive, send)
 
     def close(self) -> None:
@@ -191,7 +187,6 @@ class SnapshotFeed:
 
     @property
     def readers(self) -> int:
-        """How many streams are open."""
         return len(self._readers)
 
     def add_reader(self, stream: "EventStream", client: str) -> None:
@@ -242,7 +237,6 @@ class SnapshotFeed:
         self._wake()
 
     def take_snapshot(self) -> Status:
-        """The current state."""
         return self._snapshot()
 
     def encode(self) -> bytes:
@@ -285,7 +279,6 @@ class EventStream(Response):
         self.disconnect: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Streams until the reader disconnects, is replaced, or the feed ends."""
         self.disconnect = (scope.get("extensions") or {}).get(DISCONNECT, self.disconnect)
         self._feed.add_reader(self, (scope.get("client") or ("",))[0])
         writer = asyncio.create_task(self._write(send))

@@ -40,11 +40,7 @@ class WatchedRun:
 
 
 class RunWatcher:
-    """Follows the newest run in a directory or a tree of them; it may hold no run yet.
-
-    Raises:
-        RunDirectoryError: there is no such directory.
-    """
+    """Follows the newest run in a directory or a tree of them; it may hold no run yet."""
 
     def __init__(self, path: Path) -> None:
         if not path.is_dir():

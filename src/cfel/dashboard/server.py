@@ -113,7 +113,6 @@ class _Protocol(H11Protocol):
     on_lost: Callable[[], None] = staticmethod(lambda: None)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Called by the event loop."""
         super().connection_made(transport)
         self.app = _offer_disconnect(self.app, transport.abort)
 
@@ -129,7 +128,6 @@ class _Protocol(H11Protocol):
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the event loop."""
         super().connection_lost(exc)
         self.on_lost()
 
@@ -148,7 +146,6 @@ class _QuietServer(uvicorn.Server):
     """uvicorn without its signal handlers: the caller handles Ctrl-C."""
 
     def make_protocol(self) -> _Protocol:
-        """The protocol of a new connection."""
         return _Protocol(self.config, self.server_state, self.lifespan.state)
 
     @contextlib.contextmanager
@@ -228,24 +225,17 @@ Protocol = Any
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One accepted connection.
-
-    Attributes:
-        network: what counts as one client, see `find_network`.
-        idle_since: since when no request has been in progress; None during one.
-        task: sets the connection up; done after the TLS handshake.
-        transport, protocol: None before that.
-    """
+    """One accepted connection."""
 
     client: Client
-    network: str
-    idle_since: float | None
-    task: "asyncio.Task[None] | None" = None
+    network: str  # what counts as one client, see `find_network`
+    idle_since: float | None  # since when no request has been in progress; None during one
+    task: "asyncio.Task[None] | None" = None  # sets the connection up; done after the TLS handshake
+    # transport and protocol: None before that.
     transport: asyncio.Transport | None = None
     protocol: Protocol = None
 
     def is_idle(self) -> bool:
-        """Whether no request is in progress."""
         cycle = None if self.protocol is None else self.protocol.cycle
         return cycle is None or bool(cycle.response_complete)
 

@@ -50,18 +50,11 @@ class UndocumentedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One key.
-
-    Attributes:
-        key: its name, in the table.
-        values: what it may be, as a reader of TOML would say it.
-        default: as TOML; "–" for none, "required" where there must be one.
-        meaning: a sentence.
-    """
+    """One key."""
 
     key: str
-    values: str
-    default: str
+    values: str  # what it may be, as a reader of TOML would say it
+    default: str  # as TOML; "–" for none, "required" where there must be one
     meaning: str
 
 
@@ -127,11 +120,7 @@ def read_attributes(documented: type) -> dict[str, str]:
 
 
 def find_meaning(documented: type, entry: Field[Any], meanings: Mapping[str, str]) -> str:
-    """What the docstring says about a field, as a sentence.
-
-    Raises:
-        UndocumentedError: nothing.
-    """
+    """What the docstring says about a field, as a sentence."""
     if entry.name not in meanings:
         raise UndocumentedError(f"{documented.__qualname__}.{entry.name}: `Attributes:` does not mention it")
     text = meanings[entry.name]

@@ -35,11 +35,7 @@ Part: TypeAlias = object
 def name_objects(section: str, given: object) -> tuple[Table, dict[str, object]]:
     """A section, given as a table or as the value of its main key, with names in the place of objects.
 
-    Returns:
-        The table, and the objects by the names that stand for them.
-
-    Raises:
-        InputError: an object cannot be used there.
+    Returns the table, and the objects by the names that stand for them.
     """
     table = dict(_to_table(section, given))
     objects: dict[str, object] = {}

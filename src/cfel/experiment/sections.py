@@ -16,6 +16,7 @@ from cfel.experiment.document import (
     to_table,
 )
 from cfel.learning.data.partition import PartitionParameters
+from cfel.membership import FleetChange
 from cfel.system import (
     Availability,
     DeviceClass,
@@ -28,6 +29,7 @@ from cfel.system import (
     describe_short_trace,
 )
 from cfel.system.device_classes import parse_class_file
+from cfel.system.value_bits import ValueBits
 from cfel.validation import parse_toml
 
 PRESETS = ("demo", "paper-cifar10", "paper-femnist", "best", "none")
@@ -104,12 +106,10 @@ class DataParameters:
             raise InputError(f"{field} = {target:g}: must be at most 1, as accuracy is a share{hint}")
 
     def partition_parameters(self) -> PartitionParameters:
-        """How samples are spread over devices."""
         names = [entry.name for entry in fields(PartitionParameters) if entry.name != "rule"]
         return PartitionParameters(self.partition, **{name: getattr(self, name) for name in names})
 
     def folder(self) -> Path | None:
-        """Where the files are."""
         return None if self.path is None else Path(self.path)
 
 
@@ -151,15 +151,25 @@ class CompressionParameters:
     Attributes:
         kind: a built-in compressor, an entry point's name, or "module:function".
         error_feedback: whether devices keep what compression drops and add it to their next update.
+        bits: bits per value that devices choose from, some of 4, 8, 16 and 32, for `topk`; θ is then a share
+            of the bits of a full upload, and realised costs count the bits that were sent. Without it, values
+            have 32 bits and θ is a share of entries.
     """
 
     kind: str = "topk"
     error_feedback: bool = False
+    bits: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         validation.check_text("compression.kind", self.kind)
         if not isinstance(self.error_feedback, bool):
             raise InputError(f"compression.error_feedback = {self.error_feedback!r}: must be true or false")
+        if self.bits is not None:
+            for place, each in enumerate(validation.check_list("compression.bits", self.bits)):
+                validation.check_whole(f"compression.bits[{place}]", each, least=1)
+            object.__setattr__(self, "bits", ValueBits(tuple(self.bits)).choices)
+            if self.kind != "topk":
+                raise InputError(f"compression.bits: only with kind = 'topk', not {self.kind!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +222,10 @@ def parse_fleet(table: Table) -> FleetParameters:
     if "availability" in parts:
         availability = check_table("fleet.availability", parts["availability"])
         parts["availability"] = parse_section(Availability, "fleet.availability", availability)
+    if "changes" in parts:
+        rows = enumerate(validation.check_list("fleet.changes", parts["changes"]))
+        places = ((f"fleet.changes[{i}]", row) for i, row in rows)
+        parts["changes"] = [parse_section(FleetChange, at, check_table(at, row)) for at, row in places]
     return parse_section(FleetParameters, "fleet", parts)
 
 
@@ -241,11 +255,6 @@ def _gather_classes(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_class_file(path: Path) -> list[DeviceClass]:
-    """Reads a file of device classes.
-
-    Raises:
-        InputError: it cannot be read, or a class in it cannot be used.
-    """
     try:
         document = parse_toml(read_bytes(path, max_bytes=_MAX_BYTES, follow_links=True).decode())
     except StorageError as error:
@@ -261,5 +270,14 @@ def fleet_to_table(fleet: FleetParameters) -> dict[str, Any]:
     conditions = to_table(fleet.conditions)
     if "extra_classes" in conditions:
         conditions["extra_classes"] = [to_table(row) for row in fleet.conditions.extra_classes]  # type: ignore[union-attr]
-    rest = {key: value for key, value in to_table(fleet).items() if key not in ("conditions", "availability")}
+    nested = ("conditions", "availability", "changes")
+    rest = {key: value for key, value in to_table(fleet).items() if key not in nested}
+    if fleet.changes:
+        rest["changes"] = [change_to_table(each) for each in fleet.changes]
     return {**rest, "conditions": {"kind": kind, **conditions}, "availability": to_table(fleet.availability)}
+
+
+def change_to_table(change: FleetChange) -> dict[str, Any]:
+    """A change as a TOML table, without what it does not need."""
+    table = to_table(change)
+    return {key: value for key, value in table.items() if value or key == "edge"}

@@ -75,19 +75,14 @@ class NodeOrder:
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """What a node says after a round; None for what it does not say.
+    """What a node says after a round; None for what it does not say."""
 
-    Attributes:
-        steps: local steps taken; those of its order by default.
-        conditions: what they cost; as known before by default.
-        sigma2, g2: its estimates of σ² and G².
-        kept_energy: share of its update's energy in the largest entries, at `RoundPlanner.kept_energy_at`.
-    """
-
-    steps: int | None = None
-    conditions: NodeConditions | None = None
+    steps: int | None = None  # local steps taken; those of its order by default
+    conditions: NodeConditions | None = None  # what they cost; as known before by default
+    # sigma2 and g2: its estimates of σ² and G².
     sigma2: float | None = None
     g2: float | None = None
+    # Share of its update's energy in the largest entries, at `RoundPlanner.kept_energy_at`.
     kept_energy: tuple[float, ...] = ()
 
 
@@ -149,24 +144,18 @@ class RoundPlanner:
         self._orders: dict[int, NodeOrder] = {}
 
     def knows(self, node: int) -> bool:
-        """Whether the conditions of a node are known."""
         return node in self._conditions
 
     def find_conditions(self, node: int) -> NodeConditions:
-        """What computing and sending cost a node, as far as is known."""
         return self._conditions[node]
 
     def set_conditions(self, node: int, conditions: NodeConditions) -> None:
-        """Sets what computing and sending cost a node from now on."""
         self._conditions[node] = conditions
 
     def plan(self, nodes: Iterable[int]) -> dict[int, NodeOrder]:
         """Plans the next round with those of `nodes` that are to take part.
 
         No node gets an order if what is left of a budget does not cover the plan.
-
-        Raises:
-            InputError: all rounds are over, or nothing is known about a node.
         """
         chosen = frozenset(nodes)
         if unknown := chosen - self._conditions.keys():

@@ -36,12 +36,10 @@ def open_context(place: int, nodes: int, run_config: Mapping[str, Any]) -> Conte
 
 
 def make_record(arrays: Arrays) -> ArrayRecord:
-    """The arrays as Flower sends them."""
     return ArrayRecord({name: Array(np.ascontiguousarray(array)) for name, array in arrays.items()})
 
 
 def read_record(record: ArrayRecord) -> dict[str, NDArray[Any]]:
-    """The arrays of a record, by name."""
     return {name: array.numpy() for name, array in record.items()}
 
 

@@ -52,21 +52,9 @@ def sparsify(
     whole: Sequence[str] = STATISTICS,
     kept_energy_at: Sequence[float] = (),
 ) -> tuple[SparseUpdate, Float32Array, tuple[float, ...]]:
-    """The largest entries of a node's update.
+    """The largest entries of a node's update, what it leaves out, and the energies at `kept_energy_at`.
 
-    Args:
-        received: the model that the node got.
-        trained: the model after its local steps.
-        theta: share of the entries to send, in (0, 1].
-        residual: what earlier rounds have left out; None for nothing.
-        whole: ends of names of arrays that are sent whole.
-        kept_energy_at: shares at which to measure the energy of the largest entries.
-
-    Returns:
-        The update, what it leaves out, and the energies.
-
-    Raises:
-        InputError: the two models do not have the same arrays, or an entry is not finite.
+    `theta` is the share of the entries to send, `residual` what earlier rounds have left out.
     """
     if not 0 < theta <= 1:
         raise InputError(f"theta: must lie in (0, 1], got {theta}")
@@ -88,11 +76,7 @@ def sparsify(
 def restore(
     model: Arrays, update: SparseUpdate, whole: Sequence[str] = STATISTICS
 ) -> dict[str, NDArray[Any]]:
-    """The model that a node would have sent: the one it got, `model`, with its update.
-
-    Raises:
-        InputError: the update does not fit the model, or has entries that are not finite.
-    """
+    """The model that a node would have sent: the one it got, `model`, with its update."""
     names = list_sparse(model, whole)
     sent = np.zeros(sum(model[name].size for name in names), dtype=np.float32)
     _check(update, sent.size)
@@ -110,11 +94,7 @@ def restore(
 
 
 def check_arrays(model: Arrays, given: Arrays) -> None:
-    """Checks the arrays of a client against those of the model: they are averaged with the others'.
-
-    Raises:
-        InputError: one is missing or has another shape, or an entry is not a finite number.
-    """
+    """Checks the arrays of a client against those of the model: they are averaged with the others'."""
     for name, array in model.items():
         _check_array(name, array, given.get(name))
 

@@ -2,9 +2,9 @@
 
 A compressor is a function `(vector, theta, key) -> Update`. An `Update` can add itself to a dense vector and
 knows its size in bits. θ is the share of a full upload: of entries for top-k, random-k and projection, of
-bits for quantisers, of numbers on average for ATOMO. Compressors have no state: for error feedback, `device`
-keeps a residual. An update holds only what is sent; what both ends can derive from the key of a random stream
-is not. Bytes are in `packing`.
+bits for quantisers and where values have few bits (`TopKInBits`), of numbers on average for ATOMO.
+Compressors have no state: for error feedback, `device` keeps a residual. An update holds only what is sent;
+what both ends can derive from the key of a random stream is not. Bytes are in `packing`.
 """
 
 import math
@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cfel.arrays import FloatArray, IndexArray
+from cfel.arrays import Float32Array, FloatArray, IndexArray, Int32Array
 from cfel.errors import InputError
-from cfel.learning.top_k import find_largest
+from cfel.learning.top_k import find_largest, measure_kept_energy
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import make_generator_from_key
+from cfel.system.value_bits import BUCKET, FLOAT_BITS, ValueBits, index_bits, update_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,9 @@ def hadamard(side: int) -> Tensor:
     return matrix.div_(side**0.5)
 
 
-FLOAT_BITS = 32
 KEY_BITS = 128
-# Entries with one scale: it adds 1/32 of a bit per entry. Part of the wire format.
-BUCKET = 1024
+# Buckets that are rounded at a time: 256 KiB, which stay in the processor's cache.
+_BUCKETS_AT_ONCE = 64
 
 
 class Update(Protocol):
@@ -142,6 +142,47 @@ class SparseUpdate:
     def wire_bits(self) -> int:
         """The values, and the shorter of a bitmap and packed indices."""
         return FLOAT_BITS * self.values.numel() + index_bits(self.size, self.values.numel())
+
+    def add_to(self, dense: Tensor, weight: float) -> None:
+        """Adds weight · values at the indices."""
+        dense.index_add_(0, self.indices, self.values, alpha=weight)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedUpdate:
+    """Some entries and their indices; values are a sign and a few bits of magnitude.
+
+    A value is ±(low + scale · level). The smallest magnitude counts from zero only once, as top-k keeps no
+    entry below it.
+
+    Attributes:
+        size: length of the vector.
+        bits: bits per value, sign included: 4, 8 or 16.
+        indices: int32, ascending, without repetition, at least one.
+        low: float32, one number: the smallest magnitude.
+        scales: float32, one per bucket of values: how much one level adds.
+        codes: int32, one per index: the level, and 2^(bits−1) more where the value is negative.
+    """
+
+    size: int
+    bits: int
+    indices: Tensor
+    low: Tensor
+    scales: Tensor
+    codes: Tensor
+
+    @property
+    def wire_bits(self) -> int:
+        """Codes, scales, and the places of the entries."""
+        return update_bits(self.size, self.codes.numel(), self.bits)
+
+    @property
+    def values(self) -> Tensor:
+        """float32, one per index."""
+        sign = 2 ** (self.bits - 1)
+        scales = self.scales.repeat_interleave(BUCKET)[: self.codes.numel()]
+        magnitude = (self.codes & (sign - 1)).to(torch.float32).mul_(scales).add_(self.low)
+        return torch.where(self.codes >= sign, -magnitude, magnitude)
 
     def add_to(self, dense: Tensor, weight: float) -> None:
         """Adds weight · values at the indices."""
@@ -291,14 +332,6 @@ class AtomicUpdate:
             part.add_((left.T @ right).view(-1), alpha=weight)
 
 
-def index_bits(size: int, kept: int) -> int:
-    """Bits that say which `kept` of `size` entries are sent; none if all are."""
-    if kept == size:
-        return 0
-    # A bitmap is shorter from about one entry in log₂ d on.
-    return min(size, kept * max(1, (size - 1).bit_length()))
-
-
 def count_entries(theta: float, size: int) -> int:
     """The number of entries in a share θ: max(1, round(θ·d))."""
     if not 0 < theta <= 1:
@@ -385,11 +418,100 @@ def none(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001 — 
 
 def topk(vector: Tensor, theta: float, key: int) -> Update:  # noqa: ARG001
     """Keeps the k = max(1, round(θ·d)) entries of largest magnitude; θ = 1 is exact."""
-    kept = count_entries(theta, vector.numel())
+    return keep_largest(vector, count_entries(theta, vector.numel()))
+
+
+def keep_largest(vector: Tensor, kept: int) -> Update:
+    """The entries of largest magnitude, as they are."""
     if kept == vector.numel():
         return DenseUpdate(vector.clone())
     indices, values = find_largest(vector.numpy(), kept)
     return SparseUpdate(vector.numel(), torch.from_numpy(indices), torch.from_numpy(values))
+
+
+@dataclass(frozen=True, slots=True)
+class TopKInBits:
+    """Top-k with values of few bits, rounded randomly and without bias: `compression.bits`.
+
+    It keeps as many of the largest entries as fit into a share θ of the bits of a full upload. Of several
+    bits per value, those are chosen that leave the least energy behind.
+    """
+
+    bits: ValueBits
+
+    def __call__(self, vector: Tensor, theta: float, key: int) -> Update:
+        """See `Compressor`."""
+        size, chosen = vector.numel(), self.choose_bits(vector.numpy(), theta)
+        kept = self.bits.count_entries(theta, size, chosen)
+        if chosen == FLOAT_BITS:
+            return keep_largest(vector, kept)
+        return round_values(size, chosen, *find_largest(vector.numpy(), kept), key)
+
+    def choose_bits(self, vector: Float32Array, theta: float) -> int:
+        """The bits per value with which most of the vector arrives; of equal ones, the most."""
+        if len(self.bits.choices) == 1:
+            return self.bits.choices[0]
+        arrives = self._measure(vector, (theta,))[:, 0]
+        return self.bits.choices[len(arrives) - 1 - int(np.argmax(arrives[::-1]))]
+
+    def measure_arrival(self, vector: Float32Array, shares: Sequence[float]) -> tuple[float, ...]:
+        """The share of ‖x‖² that arrives at several θ, estimated; what rounding adds is taken off."""
+        return tuple(self._measure(vector, shares).max(axis=0).tolist())
+
+    def _measure(self, vector: Float32Array, shares: Sequence[float]) -> FloatArray:
+        """The same for every choice of bits: bits × θ."""
+        size, choices = vector.size, self.bits.choices
+        entries = [[self.bits.count_entries(theta, size, each) for theta in shares] for each in choices]
+        # About 65,000 entries, an odd step apart: an even one could hit the same columns again and again.
+        sample = vector[:: max(1, size >> 16) | 1]
+        energy = np.square(sample, dtype=np.float64)
+        energy[::-1].sort()
+        total = np.concatenate([[0.0], np.cumsum(energy)])
+        if total[-1] == 0:
+            return np.ones((len(choices), len(shares)))
+        kept = np.clip(np.rint(np.array(entries) * (sample.size / size)).astype(int), 1, sample.size)
+        # The largest of a bucket: of more values than a bucket has, about one in 2,048 is larger.
+        step = np.sqrt(energy[kept // (2 * BUCKET)]) - np.sqrt(energy[kept - 1])
+        step /= 2.0 ** (np.array(choices)[:, None] - 1) - 1
+        # Rounding up or down at random by a step has a sixth of its square as variance, on average.
+        return np.asarray(np.maximum(total[kept] - kept * step**2 / 6, 0.0) / total[-1])
+
+
+def find_upload_share(compress: Compressor, size: int) -> float:
+    """Bits of a full upload (θ = 1) of so many entries, as a share of all of them in 32 bits."""
+    return compress.bits.share_of_floats(size) if isinstance(compress, TopKInBits) else 1.0
+
+
+def measure_arrival(
+    compress: Compressor, vector: Float32Array, shares: tuple[float, ...]
+) -> tuple[float, ...]:
+    """The share of ‖x‖² that an update carries at several θ."""
+    if isinstance(compress, TopKInBits):
+        return compress.measure_arrival(vector, shares)
+    return measure_kept_energy(vector, shares)
+
+
+def round_values(size: int, bits: int, indices: Int32Array, values: Float32Array, key: int) -> RoundedUpdate:
+    """Rounds values randomly, without bias, to 2^(bits−1) levels between the least and largest magnitude."""
+    draw, levels = make_generator_from_key(key), 2 ** (bits - 1) - 1
+    padded = np.zeros((-(-values.size // BUCKET), BUCKET), np.float32)
+    magnitude = np.abs(values, out=padded.reshape(-1)[: values.size])
+    low = magnitude.min()
+    magnitude -= low
+    scales, codes = np.empty(len(padded), np.float32), np.empty(padded.shape, np.int32)
+    noise = np.empty((_BUCKETS_AT_ONCE, BUCKET), np.float32)
+    for start in range(0, len(padded), _BUCKETS_AT_ONCE):
+        part = slice(start, start + _BUCKETS_AT_ONCE)
+        grid = padded[part]
+        scale = np.divide(grid.max(axis=1), levels, out=scales[part])
+        grid *= np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)[:, None]
+        # ⌊x + u⌋ with u uniform in [0, 1) rounds up with probability x − ⌊x⌋: without bias.
+        grid += draw.random(out=noise[: len(grid)], dtype=np.float32)
+        codes[part] = np.minimum(grid, levels, out=grid)
+    own = codes.reshape(-1)[: values.size]
+    own += np.signbit(values) * np.int32(2 ** (bits - 1))
+    tensors = (torch.from_numpy(each) for each in (indices, np.atleast_1d(low), scales, own))
+    return RoundedUpdate(size, bits, *tensors)
 
 
 def randomk(vector: Tensor, theta: float, key: int) -> Update:

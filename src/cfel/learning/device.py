@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cfel.learning.compressors import Update, decode
+from cfel.learning.compressors import Update, decode, measure_arrival
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.learning.local.algorithm import LocalRun
 from cfel.learning.local.estimates import Estimates
@@ -24,7 +24,6 @@ from cfel.learning.local.training import estimate_from_fresh_batches, raise_if_d
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import PARAMETERS, Tensors
 from cfel.learning.task import DeviceData
-from cfel.learning.top_k import measure_kept_energy
 
 
 def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) -> Estimates:
@@ -118,7 +117,8 @@ def finish_update(
     # A device that took no step has nothing new to report, and repeats its last estimates.
     estimates = result.estimates or state.estimates
     if estimates is not None:
-        kept = measure_kept_energy(difference.numpy(), local.kept_energy_at) if local.kept_energy_at else ()
+        at = local.kept_energy_at
+        kept = measure_arrival(workspace.compress, difference.numpy(), at) if at else ()
         estimates = replace(estimates, kept_energy=kept)
     report = DeviceReport(
         device=order.device,

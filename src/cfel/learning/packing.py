@@ -6,6 +6,7 @@ is pickled, and bytes are checked before they are used. Numbers are little-endia
     header           kind, d, number of values, one more field
     dense            values
     sparse (top-k)   values, then their indices: as a bitmap or packed, whichever is shorter (`_pack_indices`)
+    rounded          least magnitude, scales, codes, then indices: as a bitmap or coded (`_pack_places`)
     sampled          key, values: the receiver draws the same places from the key
     quantised        scales, codes
     lattice          key, scales, codes
@@ -20,7 +21,6 @@ import torch
 from cfel.arrays import Int32Array, IntArray
 from cfel.errors import InputError
 from cfel.learning.compressors import (
-    BUCKET,
     KEY_BITS,
     AtomicUpdate,
     BlockRotation,
@@ -28,17 +28,26 @@ from cfel.learning.compressors import (
     Factors,
     LatticeUpdate,
     QuantisedUpdate,
+    RoundedUpdate,
     SampledUpdate,
     SparseUpdate,
     Update,
+)
+from cfel.system.value_bits import (
+    BUCKET,
+    CHOICES,
+    FLOAT_BITS,
+    coded_places_bits,
     index_bits,
+    low_width,
+    place_bits,
 )
 
 _HEADER = struct.Struct("<B I I I")
 # Numbers unpacked at once; of any width they fill whole bytes.
 _BLOCK = 8192
 _KEY_BYTES = KEY_BITS // 8
-_DENSE, _BITMAP, _PACKED, _SAMPLED, _ROTATED, _QUANTISED, _LATTICE, _ATOMIC = range(8)
+_DENSE, _BITMAP, _PACKED, _SAMPLED, _ROTATED, _QUANTISED, _LATTICE, _ATOMIC, _ROUNDED = range(9)
 _MATRIX = struct.Struct("<I I I I")
 _MOST_MATRICES = 10_000
 """More than any model has; each takes time, however small it is."""
@@ -53,6 +62,11 @@ def pack_update(update: Update) -> bytes:
             kind, indices = _pack_indices(update.indices.numpy(), update.size)
             header = _HEADER.pack(kind, update.size, update.values.numel(), 0)
             return header + _pack_floats(update.values) + indices
+        case RoundedUpdate():
+            header = _HEADER.pack(_ROUNDED, update.size, update.codes.numel(), update.bits)
+            scales = _pack_floats(torch.cat([update.low, update.scales]))
+            codes = _pack_numbers(update.codes.numpy(), update.bits)
+            return header + scales + codes + _pack_places(update.indices.numpy(), update.size)
         case SampledUpdate():
             kind = _SAMPLED if update.rotation is None else _ROTATED
             header = _HEADER.pack(kind, update.size, update.values.numel(), 0)
@@ -94,7 +108,7 @@ def unpack_update(content: bytes | bytearray | memoryview, expected_size: int | 
 
 def _unpack_body(kind: int, size: int, count: int, extra: int, body: memoryview) -> Update:
     # Each update has one form only: fields without a meaning are 0.
-    if kind not in (_QUANTISED, _LATTICE) and (extra or (kind == _DENSE and count != size)):
+    if kind not in (_QUANTISED, _LATTICE, _ROUNDED) and (extra or (kind == _DENSE and count != size)):
         raise InputError(f"update: {count} values of {size} entries, {extra}")
     if kind == _DENSE:
         return DenseUpdate(_unpack_floats(body, size))
@@ -115,6 +129,8 @@ def _unpack_body(kind: int, size: int, count: int, extra: int, body: memoryview)
         return LatticeUpdate(size, extra, key, *_unpack_codes(size, count, extra, body[_KEY_BYTES:], sent))
     if kind == _ATOMIC:
         return _unpack_atoms(size, count, body)
+    if kind == _ROUNDED:
+        return _unpack_rounded(size, count, extra, body)
     raise InputError(f"update: unknown kind {kind}")
 
 
@@ -125,10 +141,14 @@ def _pack_indices(indices: Int32Array, size: int) -> tuple[int, bytes]:
     where only a small share of the entries is sent.
     """
     if index_bits(size, indices.size) == size:
-        mask = np.zeros(size, dtype=np.uint8)
-        mask[indices] = 1
-        return _BITMAP, np.packbits(mask).tobytes()
+        return _BITMAP, _pack_bitmap(indices, size)
     return _PACKED, _pack_bits(indices.astype(np.int64), _index_width(size))
+
+
+def _pack_bitmap(indices: Int32Array, size: int) -> bytes:
+    mask = np.zeros(size, dtype=np.uint8)
+    mask[indices] = 1
+    return np.packbits(mask).tobytes()
 
 
 def _unpack_indices(kind: int, size: int, count: int, body: memoryview) -> Int32Array:
@@ -145,6 +165,82 @@ def _unpack_indices(kind: int, size: int, count: int, body: memoryview) -> Int32
     if found.size != count or (count and (found[-1] >= size or (np.diff(found) <= 0).any())):
         raise InputError("update: its indices are not ascending, or not as many as its values")
     return found
+
+
+def _unpack_rounded(size: int, count: int, bits: int, body: memoryview) -> RoundedUpdate:
+    if not 0 < count <= size < 2**31 or bits not in CHOICES or bits == FLOAT_BITS:
+        raise InputError(f"update: {count} values of {size} entries, with {bits} bits each")
+    scales = 4 * (1 - (-count // BUCKET))
+    codes = scales + -(-count * bits // 8)
+    # Before anything is unpacked: what follows takes memory in proportion to these lengths.
+    if len(body) != codes + -(-place_bits(size, count) // 8):
+        raise InputError(f"update: {len(body)} bytes for {count} values of {bits} bits and their places")
+    floats = _unpack_floats(body[:scales], scales // 4)
+    numbers = torch.from_numpy(_unpack_numbers(body[scales:codes], count, bits))
+    indices = torch.from_numpy(_unpack_places(body[codes:], size, count))
+    return RoundedUpdate(size, bits, indices, floats[:1], floats[1:], numbers)
+
+
+def _pack_numbers(numbers: Int32Array, bits: int) -> bytes:
+    """Packs non-negative integers of 4, 8 or 16 bits; of two in a byte, the first is the lower half."""
+    if bits == 4:
+        padded = np.pad(numbers, (0, numbers.size % 2)).astype(np.uint8)
+        return bytes((padded[::2] | padded[1::2] << 4).data)
+    return numbers.astype("<u1" if bits == 8 else "<u2").tobytes()
+
+
+def _unpack_numbers(content: memoryview, count: int, bits: int) -> Int32Array:
+    """The inverse of `_pack_numbers`, of content of the right length."""
+    if bits != 4:
+        return np.frombuffer(content, "<u1" if bits == 8 else "<u2").astype(np.int32)
+    packed = np.frombuffer(content, np.uint8)
+    numbers = np.stack([packed & 15, packed >> 4], axis=1).reshape(-1)
+    if numbers[count:].any():
+        raise InputError("update: the bits behind its numbers are not 0")
+    return numbers[:count].astype(np.int32)
+
+
+def _pack_places(indices: Int32Array, size: int) -> bytes:
+    """Packs ascending indices below `size`: nothing if all are there, else a bitmap or Elias and Fano's code.
+
+    The code has two parts. The first has a one for every index and, before it, a zero for every step of
+    2^width since the index before. The second has the lowest `width` bits of all indices, bit by bit.
+    """
+    kept = indices.size
+    if kept == size:
+        return b""
+    if _is_bitmap(size, kept):
+        return _pack_bitmap(indices, size)
+    width = low_width(size, kept)
+    steps = np.zeros(kept + ((size - 1) >> width), np.uint8)
+    steps[(indices >> width) + np.arange(kept, dtype=np.int32)] = 1
+    low = [(indices >> place & 1).astype(np.uint8) for place in range(width)]
+    return np.packbits(np.concatenate([steps, *low])).tobytes()
+
+
+def _unpack_places(content: memoryview, size: int, count: int) -> Int32Array:
+    """The inverse of `_pack_places`, of content of the right length."""
+    if count == size:
+        return np.arange(size, dtype=np.int32)
+    _check_padding(content, place_bits(size, count))
+    bits = np.unpackbits(np.frombuffer(content, np.uint8), count=place_bits(size, count))
+    width = low_width(size, count)
+    steps, low = np.split(bits, [size if _is_bitmap(size, count) else count + ((size - 1) >> width)])
+    if np.count_nonzero(steps) != count:
+        raise InputError("update: not as many places as values")
+    found = np.flatnonzero(steps.view(np.bool_)).astype(np.int32)
+    if _is_bitmap(size, count):
+        return found
+    found -= np.arange(count, dtype=np.int32)
+    for each in reversed(low.reshape(width, count)):
+        found = found << 1 | each
+    if found[-1] >= size or (np.diff(found) <= 0).any():
+        raise InputError("update: its indices are not ascending")
+    return found
+
+
+def _is_bitmap(size: int, kept: int) -> bool:
+    return kept < size and size <= coded_places_bits(size, kept)
 
 
 def _unpack_key(body: memoryview) -> int:

@@ -47,22 +47,17 @@ MAX_PLAIN_SPAN = 100.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The line of one scheme: means over its seeds, and the ends of their 95 % intervals.
-
-    Attributes:
-        style: of the scheme.
-        x, y: the line.
-        low, high: the band; the line itself with one seed.
-        least, most: the smallest and the largest y of all seeds, which the axes make room for. With two or
-            three seeds the band is often far wider, and is cut off there.
-        seeds: how many.
-    """
+    """The line of one scheme: means over its seeds, and the ends of their 95 % intervals."""
 
     style: SchemeStyle
+    # x and y: the line.
     x: FloatArray
     y: FloatArray
+    # low and high: the band; the line itself with one seed.
     low: FloatArray
     high: FloatArray
+    # least and most: the smallest and the largest y of all seeds, which the axes make room for. With two or
+    # three seeds the band is often far wider, and is cut off there.
     least: float
     most: float
     seeds: int
@@ -73,7 +68,6 @@ RANGE = ("mean", "low", "high", "seeds")
 
 
 def make_curve(style: SchemeStyle, x: FloatArray, seeds: FloatArray) -> Curve:
-    """A curve of y values with one row per seed."""
     mean = seeds.mean(axis=0)
     half = np.array([confidence_half_width(column) or 0.0 for column in seeds.T.tolist()])
     return Curve(

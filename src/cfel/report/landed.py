@@ -72,9 +72,6 @@ def land_study(out: Path, study: Path) -> list[Path]:
     """Lands all runs below `out`, with its summary and figures if there are any; returns the files written.
 
     The study is created if missing; existing files are replaced.
-
-    Raises:
-        StorageError: there are no runs, or a file cannot be written.
     """
     check_directory(out / "figures")
     places = sorted(log.parent for log in out.rglob("rounds.jsonl"))
@@ -109,11 +106,7 @@ def find_study(path: Path) -> tuple[Path, str] | None:
 
 
 def read_study(study: Path, within: str = "") -> tuple[LandedRun, ...]:
-    """The runs of a study in the order of their places: all of them, or those at or below a place.
-
-    Raises:
-        StorageError: a file is missing or damaged.
-    """
+    """The runs of a study in the order of their places: all of them, or those at or below a place."""
     common = _read_toml(study / EXPERIMENT)
     with translate_parse_errors(study / RUNS):
         document = parse_json(_read_text(study / RUNS))
@@ -133,11 +126,7 @@ def read_study(study: Path, within: str = "") -> tuple[LandedRun, ...]:
 
 
 def unpack_study(study: Path, out: Path) -> list[Path]:
-    """Writes the runs of a study as run directories again, for commands that need one, such as `recount`.
-
-    Raises:
-        RunDirectoryError: `study` is not one, or a directory holds a run already.
-    """
+    """Writes the runs of a study as run directories again, for commands that need one, such as `recount`."""
     if find_study(study) != (study, ""):
         raise RunDirectoryError(f"{study} is not a landed study: it has no {ROUNDS} and {RUNS}")
     written = []

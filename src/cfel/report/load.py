@@ -51,39 +51,23 @@ _DEPTHS = ("*/rounds.jsonl", "*/*/rounds.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, loaded.
+    """One run, loaded."""
 
-    Attributes:
-        directory: the run directory; figures read plan tables from it on demand.
-        name: name of the experiment.
-        scheme: name of the scheme, or of the row of a comparison or sweep that the run belongs to.
-        seed: seed of the run.
-        target: accuracy to reach, or None.
-        records: one per round.
-        fleet: devices, clusters, backhaul and budgets.
-        environment: versions, machine and command.
-        experiment_toml: the resolved experiment.
-        setting: its values of the keys of a sweep; empty for other runs. `scheme` then names the setting.
-    """
-
-    directory: RunDirectory
-    name: str
-    scheme: str
+    directory: RunDirectory  # the run directory; figures read plan tables from it on demand
+    name: str  # name of the experiment
+    scheme: str  # name of the scheme, or of the row of a comparison or sweep that the run belongs to
     seed: int
     target: float | None
     records: tuple[RoundRecord, ...]
-    fleet: FleetDescription
-    environment: Environment
-    experiment_toml: str
+    fleet: FleetDescription  # devices, clusters, backhaul and budgets
+    environment: Environment  # versions, machine and command
+    experiment_toml: str  # the resolved experiment
+    # Its values of the keys of a sweep; empty for other runs. `scheme` then names the setting.
     setting: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_run(path: Path) -> Run:
-    """Loads the run in a run directory, or at its place in a landed study.
-
-    Raises:
-        RunDirectoryError: the directory cannot be read.
-    """
+    """Loads the run in a run directory, or at its place in a landed study."""
     if (study := _find_study(path)) is not None:
         found = [run for run in _load_study(*study) if run.directory.path == path]
         if not found:
@@ -152,9 +136,6 @@ def load_runs(path: Path) -> tuple[Run, ...]:
     """Loads all runs in `path`: `path` itself, or up to two levels below it.
 
     Those of a sweep or a comparison keep its order; others are sorted by scheme and seed.
-
-    Raises:
-        RunDirectoryError: there is no run, one cannot be read, or two have the same scheme and seed.
     """
     if (path / SWEEP_FILE).exists():
         return _load_sweep(path)

@@ -33,9 +33,6 @@ def write_report(path: Path, target: float | None = None) -> Path:
     """Writes `report.html` and `figures/` into a run directory or a tree of them; returns the page's path.
 
     The target is by default that of an existing summary, or of the experiments.
-
-    Raises:
-        StorageError: there is no run, or a file cannot be written.
     """
     runs = load_runs(path)
     target = target if target is not None else find_target(path, runs)
@@ -48,7 +45,6 @@ def write_report(path: Path, target: float | None = None) -> Path:
 
 
 def render_page(runs: tuple[Run, ...], summary: Mapping[str, Any], pictures: tuple[Picture, ...]) -> str:
-    """The page as HTML."""
     groups = group_by_row(runs)
     styles = assign_styles(tuple(groups))
     settings = list_settings(runs)
@@ -162,7 +158,6 @@ def render_overruns(runs: Sequence[Run], styles: Mapping[str, SchemeStyle]) -> s
 
 
 def render_gallery(pictures: Sequence[Picture]) -> str:
-    """The figures in a grid."""
     return f'<div class="grid">{"".join(map(_render_figure, pictures))}</div>'
 
 

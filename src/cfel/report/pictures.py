@@ -114,11 +114,7 @@ def draw_all(specs: Iterable[FigureSpec]) -> tuple[Picture, ...]:
 
 
 def draw_one(groups: Groups, name: str, target: float | None) -> Picture:
-    """Draws one figure of the runs of each scheme, or of each setting of a sweep.
-
-    Raises:
-        InputError: there is no such figure, or the runs have no data for it.
-    """
+    """Draws one figure of the runs of each scheme, or of each setting of a sweep."""
     specs = {spec.name: spec for spec in _list_figures(groups, target)}
     if name not in specs:
         raise InputError(unknown_name("figure", name, specs))
@@ -174,22 +170,7 @@ def write_pictures(
 def export_results(
     path: Path, to: Path, formats: Sequence[str] = ("svg", "png", "csv"), target: float | None = None
 ) -> tuple[Path, ...]:
-    """Writes figures and main table of a run, a comparison or a sweep into a directory of your choice.
-
-    Args:
-        path: directory of the run, or a tree of runs.
-        to: receives the files; created if missing.
-        formats: of figures "svg", "png", "pdf", and "csv" for their numbers; of the table "csv", "markdown"
-            and "latex".
-        target: quality to mark; None for that of an existing summary, or of the experiments.
-
-    Returns:
-        The files.
-
-    Raises:
-        InputError: there is no such format, or none is given.
-        StorageError: there is no run, or a file cannot be written.
-    """
+    """Writes figures and main table of a run, a comparison or a sweep into a directory; returns the files."""
     check_formats(formats, tuple(dict.fromkeys((*FORMATS, *TABLE_FORMATS))))
     runs = load_runs(path)
     aim = find_target(path, runs) if target is None else target
@@ -200,7 +181,6 @@ def export_results(
 
 
 def _draw(spec: FigureSpec) -> Picture | None:
-    """Draws a figure in all its formats."""
     with use_style(spec.name):
         drawing = spec.draw()
         if drawing is None:

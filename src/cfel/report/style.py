@@ -155,7 +155,6 @@ def render_svg(figure: Figure) -> str:
 
 
 def render_png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
     buffer = io.BytesIO()
     figure.set_dpi(_PNG_DPI)
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})  # type: ignore[no-untyped-call]
@@ -205,5 +204,4 @@ def inline_svg(svg: str, name: str, description: str) -> str:
 
 
 def css_variable(colour: str) -> str:
-    """The name of the CSS variable for a colour."""
     return f"--c{colour.removeprefix('#')}"

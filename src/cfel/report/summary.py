@@ -82,23 +82,14 @@ _NAMES = {"seconds": ("time", "s"), "joules": ("energy", "J")}
 def summarise(runs: Sequence[Run], target: float | None, baseline: str | None = None) -> dict[str, Any]:
     """Summarises the results of every row; without a target, values that depend on it are null.
 
-    Args:
-        runs: grouped by `Run.scheme`, the name of their row.
-        target: quality to reach, or None.
-        baseline: the row that others are compared with; by default `cef`, if it is there.
-
-    Returns:
-        `{"target": …, "baseline": …, "metric": {…}, "schemes": {row: {…}}}`. For each row: its `label`; the
-        mean over seeds of each measured value; the `quality_difference` to the baseline and the gains over it
-        (geometric mean; above 1 is better); `confidence`, half the width of the 95 % interval of each
-        measured value (null with one seed); `interval`, the ends of that of the difference and of each gain;
-        `p_value`, of a paired t-test on each of these, from five seeds on; `per_seed`, the same values for
-        each seed; `reached`, the number of seeds that reached the target; `metrics`, the task's further
-        metrics after the last round; `over_budget`, the budgets and caps that a seed broke, by seed. Costs to
-        the target are interpolated (`find_crossing`).
-
-    Raises:
-        InputError: there is no row of the baseline's name.
+    Gives `{"target": …, "baseline": …, "metric": {…}, "schemes": {row: {…}}}`. For each row: its `label`; the
+    mean over seeds of each measured value; the `quality_difference` to the baseline and the gains over it
+    (geometric mean; above 1 is better); `confidence`, half the width of the 95 % interval of each measured
+    value (null with one seed); `interval`, the ends of that of the difference and of each gain; `p_value`, of
+    a paired t-test on each of these, from five seeds on; `per_seed`, the same values for each seed;
+    `reached`, the number of seeds that reached the target; `metrics`, the task's further metrics after the
+    last round; `over_budget`, the budgets and caps that a seed broke, by seed. Costs to the target are
+    interpolated (`find_crossing`).
     """
     groups = group_by_row(tuple(runs))
     if baseline is not None and baseline not in groups:
@@ -163,7 +154,6 @@ def _compare(
 
 
 def read_metric(summary: Mapping[str, Any]) -> Metric:
-    """The metric that a summary is about."""
     return Metric(**summary["metric"])
 
 
@@ -284,18 +274,12 @@ def find_crossing(
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """A budget that a run broke.
+    """A budget that a run broke."""
 
-    Attributes:
-        resource: "seconds" or "joules".
-        spent: at the end of the run, realised.
-        since_round: the first global round that ended above the budget.
-    """
-
-    resource: str
-    spent: float
+    resource: str  # "seconds" or "joules"
+    spent: float  # at the end of the run, realised
     budget: float
-    since_round: int
+    since_round: int  # the first global round that ended above the budget
     reason: str
 
     @property
@@ -304,7 +288,6 @@ class Overrun:
         return self.spent / self.budget - 1.0
 
     def describe(self) -> str:
-        """The overrun as a sentence."""
         name, unit = _NAMES[self.resource]
         return (
             f"{name} exceeds its budget by {_format_share(self.share)} ({self.spent:,.6g} of "
@@ -335,7 +318,6 @@ class MissedCaps:
     on_unreachable: str
 
     def describe(self) -> str:
-        """The missed caps as a sentence."""
         return (
             f"caps could not be met in {plural(self.rounds, 'round')}, first in round {self.since_round}: "
             f"{self.first} (scheme.on_unreachable = {self.on_unreachable!r})"

@@ -72,21 +72,14 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MainTable:
-    """The table as text.
+    """The table as text."""
 
-    Attributes:
-        title: what it shows.
-        names: heading of the first columns, which name the rows.
-        headings: of the columns with numbers.
-        rows: by name of the row, the cells that name it and the cells with numbers.
-        notes: sentences below it.
-    """
-
-    title: str
-    names: tuple[str, ...]
-    headings: tuple[str, ...]
+    title: str  # what it shows
+    names: tuple[str, ...]  # heading of the first columns, which name the rows
+    headings: tuple[str, ...]  # of the columns with numbers
+    # By name of the row, the cells that name it and the cells with numbers.
     rows: Mapping[str, tuple[tuple[str, ...], tuple[Cell, ...]]]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # sentences below it
 
     def to_markdown(self) -> str:
         """The table in Markdown, with its title and notes."""
@@ -120,7 +113,6 @@ class MainTable:
         )
 
     def to_html(self) -> str:
-        """The table as plain HTML, for a notebook."""
         head = "".join(f"<th>{escape(each)}</th>" for each in (*self.names, *self.headings))
         body = "".join(
             f"<tr>{''.join(f'<th>{escape(each)}</th>' for each in names)}"

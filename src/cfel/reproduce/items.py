@@ -113,26 +113,17 @@ _CHANGES: dict[tuple[str, str], tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ReproductionRequest:
-    """A table or figure to reproduce, and how.
+    """A table or figure to reproduce, and how."""
 
-    Attributes:
-        item: one of `ITEMS`.
-        dataset: one of `DATASETS`.
-        data: folder of the data set.
-        scale: one of `SCALES`.
-        schemes, seeds: None for the item's own, see `select_schemes` and `select_seeds`.
-        stop: "target" stops runs at the target; None for the default of the scheme.
-        changes: the user's assignments; they override everything else.
-    """
-
-    item: str
-    dataset: str
-    data: Path
-    scale: str = "reduced"
+    item: str  # one of `ITEMS`
+    dataset: str  # one of `DATASETS`
+    data: Path  # folder of the data set
+    scale: str = "reduced"  # one of `SCALES`
+    # schemes and seeds: None for the item's own, see `select_schemes` and `select_seeds`.
     schemes: tuple[str, ...] | None = None
     seeds: tuple[int, ...] | None = None
-    stop: str | None = None
-    changes: tuple[str, ...] = ()
+    stop: str | None = None  # "target" stops runs at the target; None for the default of the scheme
+    changes: tuple[str, ...] = ()  # the user's assignments; they override everything else
 
     def __post_init__(self) -> None:
         if self.item == "noniid" and self.dataset == "femnist":
@@ -189,13 +180,7 @@ def load_base_experiment(
 
 
 def plan_runs(request: ReproductionRequest, rates: dict[str, float], out: Path) -> list[PlannedRun]:
-    """Every run of an item, seed by seed, so that an interrupted reproduction has complete first seeds.
-
-    Args:
-        request: what to reproduce.
-        rates: learning rate of each scheme; a missing one comes from the preset.
-        out: the directory of the item.
-    """
+    """Every run of an item, seed by seed, so that an interrupted reproduction has complete first seeds."""
     values: tuple[float | None, ...] = (None,) if request.sweep is None else request.sweep.values
     return [
         _plan_run(request, value, scheme, seed, rates.get(scheme), out)

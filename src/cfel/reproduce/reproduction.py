@@ -64,9 +64,6 @@ def write_results(request: ReproductionRequest, out: Path) -> tuple[dict[str, An
     """Writes `summary.json`, `report.html` and figures from the runs in `out`.
 
     Returns the content of `summary.json`, and the tables to show.
-
-    Raises:
-        RunDirectoryError: `out` holds none of the requested runs.
     """
     head = {"item": request.item, "dataset": request.dataset, "scale": request.scale}
     target = load_base_experiment(request).rounds.target

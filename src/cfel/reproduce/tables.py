@@ -102,11 +102,7 @@ def draw_sweep(
 ) -> Drawing | None:
     """Draws the results of every scheme over the swept key; settings that missed the target are left out.
 
-    Args:
-        values: the summary of each setting.
-        axis: label of the swept key.
-        panels: what to draw.
-        paper: the paper's points by the key of the panel, in its unit.
+    The paper's points are given by the key of the panel, in its unit.
     """
     names = tuple(dict.fromkeys(name for summary in values.values() for name in summary["schemes"]))
     styles = assign_styles(names)
@@ -289,7 +285,6 @@ def build_rates_table(document: Summary) -> TextTable:
 
 
 def build_estimates_table(document: Summary) -> TextTable:
-    """σ² and G² at several rounds of a run."""
     rows = tuple(
         (name, f"{point['round']}", f"{point['sigma2']:.4g}", f"{point['g2']:.4g}")
         for name, points in document["estimates"].items()

@@ -54,18 +54,13 @@ _Number = Annotated[int, Meta(ge=0, le=10**9)]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """Everything needed to resume after a round.
+    """Everything needed to resume after a round."""
 
-    Attributes:
-        round: the last global round it includes.
-        tensors: by name; anything NumPy can view as an array of numbers or truth values (a torch tensor
-            must be detached and on the CPU).
-        state: everything else, as JSON values; floats are restored exactly.
-    """
-
-    round: int
+    round: int  # the last global round it includes
+    # By name; anything NumPy can view as an array of numbers or truth values (a torch tensor must be detached
+    # and on the CPU).
     tensors: Mapping[str, NDArray[Any]]
-    state: Mapping[str, Any]
+    state: Mapping[str, Any]  # everything else, as JSON values; floats are restored exactly
 
     def __post_init__(self) -> None:
         """Views tensors as contiguous arrays; copies none that is one already."""
@@ -184,9 +179,6 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
     """The checkpoint in `directory`, every file checked against its SHA-256; None when there is none yet.
 
     May be called while another process replaces the checkpoint.
-
-    Raises:
-        RunDirectoryError: a file is missing or damaged; the message names it.
     """
     for _ in range(_ATTEMPTS):
         manifest = _read_manifest(directory)
@@ -270,10 +262,8 @@ class CheckpointWriter:
     def submit(self, checkpoint: Checkpoint, *, copy: bool = True) -> None:
         """Starts a write and returns; waits first for the previous write to end.
 
-        Args:
-            checkpoint: the snapshot.
-            copy: copy the tensors first (about 0.3 s per GB), so that training may change them in place. With
-                False the caller must not change them before `wait` returns.
+        Copies the tensors first (about 0.3 s per GB), so that training may change them in place; without a
+        copy the caller must not change them before `wait` returns.
 
         Raises:
             StorageError: the previous write failed; this one was not started.

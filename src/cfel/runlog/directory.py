@@ -67,47 +67,28 @@ class Environment:
     """The software and the machine a run was made with; nothing that identifies a person or a host.
 
     For information only, apart from the schema, which is here because this file is read first.
-
-    Attributes:
-        schema: layout of the run directory.
-        python: version of the interpreter.
-        packages: versions of the installed packages that results depend on.
-        commit: commit of the source tree cfel runs from; None when it is an installed package.
-        modified: whether that tree had uncommitted changes; None when there is no commit.
-        cpu: model of the processor.
-        cores: logical cores this process may use.
-        platform: operating system and architecture.
-        command: the command line of the run, as words; only the last part of absolute paths.
-        started: when it started, in ISO 8601; may be empty.
     """
 
-    schema: int
+    schema: int  # layout of the run directory
     python: str
-    packages: dict[str, str]
-    commit: str | None
-    modified: bool | None
+    packages: dict[str, str]  # versions of the installed packages that results depend on
+    commit: str | None  # commit of the source tree cfel runs from; None when it is an installed package
+    modified: bool | None  # whether that tree had uncommitted changes; None when there is no commit
     cpu: str
-    cores: int
-    platform: str
+    cores: int  # logical cores this process may use
+    platform: str  # operating system and architecture
+    # The command line of the run, as words; only the last part of absolute paths.
     command: tuple[str, ...] = ()
-    started: str = ""
+    started: str = ""  # when it started, in ISO 8601; may be empty
 
     def __post_init__(self) -> None:
-        """Checks the only number that is shown."""
         validation.check_whole("cores", self.cores, least=0)
 
     def to_json(self) -> str:
-        """The document of `environment.json`."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "Environment":
-        """Reads what `to_json` wrote.
-
-        Raises:
-            RunDirectoryError: it comes from a newer cfel.
-            InputError: the text is no such document.
-        """
         document = parse_json(text)
         if not isinstance(document, dict):
             raise InputError(f"not a JSON object but {type(document).__name__}")
@@ -207,7 +188,6 @@ class FleetDescription:
     metrics: tuple[Metric, ...] = (ACCURACY,)
 
     def __post_init__(self) -> None:
-        """Converts arrays and lists to tuples of plain numbers and checks that they are consistent."""
         object.__setattr__(self, "cluster", tuple(int(number) for number in self.cluster))
         object.__setattr__(self, "edges", tuple((int(a), int(b)) for a, b in self.edges))
         object.__setattr__(self, "mixing", tuple(tuple(float(w) for w in row) for row in self.mixing))
@@ -235,32 +215,23 @@ class FleetDescription:
 
     @property
     def clusters(self) -> int:
-        """Number of clusters."""
         return len(self.mixing)
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return len(self.cluster)
 
     def to_json(self) -> str:
-        """The document of `fleet.json`."""
         document = {"clusters": self.clusters, "devices": self.devices, **msgspec.to_builtins(self)}
         document["metrics"] = list_metrics(self.metrics)
         return json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "FleetDescription":
-        """Reads what `to_json` wrote.
-
-        Raises:
-            InputError: the text is no such document.
-        """
         return convert_document(parse_json(text), cls)
 
 
 def list_metrics(metrics: Sequence[Metric]) -> list[dict[str, str]]:
-    """Metrics as plain values."""
     return [{"name": each.name, "unit": each.unit, "better": each.better} for each in metrics]
 
 
@@ -282,11 +253,7 @@ def reject_existing_run(path: Path) -> None:
 def write_descriptions(
     path: Path, *, experiment_toml: str, fleet: FleetDescription, environment: Environment
 ) -> None:
-    """Creates `path` when missing and writes what does not change in the course of a run.
-
-    Raises:
-        StorageError: the files cannot be written.
-    """
+    """Creates `path` when missing and writes what does not change in the course of a run."""
     with translate_os_errors("create", path):
         path.mkdir(parents=True, exist_ok=True)
         sync_directory(path.parent)
@@ -304,11 +271,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """Opens the run in `path`.
-
-        Raises:
-            RunDirectoryError: there is none, or it comes from a newer cfel.
-        """
+        """Opens the run in `path`."""
         if not path.exists():
             raise RunDirectoryError(f"{path} does not exist")
         if not holds_run(path):
@@ -318,11 +281,9 @@ class RunDirectory:
         return run
 
     def experiment_toml(self) -> str:
-        """The resolved experiment, as text."""
         return self._text(_EXPERIMENT)
 
     def environment(self) -> Environment:
-        """What the run was made with."""
         with translate_parse_errors(self.path / _ENVIRONMENT):
             return Environment.from_json(self._text(_ENVIRONMENT))
 
@@ -336,7 +297,6 @@ class RunDirectory:
         return read_log(self.path / _LOG).records
 
     def plan_rounds(self) -> tuple[int, ...]:
-        """The global rounds that have a plan table."""
         return tuple(number for number, _ in plan_paths(self.path))
 
     def plan(self, global_round: int, devices: int) -> PlanTable:
@@ -376,11 +336,7 @@ class RunWriter:
     def create(
         cls, path: Path, *, experiment_toml: str, fleet: FleetDescription, environment: Environment
     ) -> "RunWriter":
-        """Starts a run in `path`, which is created when missing.
-
-        Raises:
-            StorageError: `path` holds a run already, or cannot be written.
-        """
+        """Starts a run in `path`, which is created when missing."""
         reject_existing_run(path)
         write_descriptions(path, experiment_toml=experiment_toml, fleet=fleet, environment=environment)
         return cls(path)
@@ -392,17 +348,11 @@ class RunWriter:
         """Resumes the run in `path`; the log then ends with the checkpoint's round.
 
         Rounds after the checkpoint are removed, to be computed again; so are leftovers of a killed write.
-
-        Args:
-            path: the directory.
-            experiment_toml: replaces the one in the directory; None leaves it.
-
-        Returns:
-            The writer, and the checkpoint to resume from; None means from the beginning.
+        Returns the writer, and the checkpoint to resume from; None means from the beginning.
 
         Raises:
-            StorageError: there is no run, another process is writing it, or a file is damaged; nothing
-                was changed then.
+            StorageError: there is no run, another process is writing it, or a file is damaged; nothing was
+                changed then.
         """
         # Rejects a newer schema before anything is changed.
         RunDirectory.open(path)
@@ -446,12 +396,7 @@ class RunWriter:
         self._log.append(record)
 
     def save_checkpoint(self, checkpoint: Checkpoint, *, copy: bool = True) -> None:
-        """Starts writing a checkpoint of the last logged round and returns (see `CheckpointWriter.submit`).
-
-        Raises:
-            InputError: the checkpoint is of another round.
-            StorageError: the previous checkpoint could not be written.
-        """
+        """Starts writing a checkpoint of the last logged round (see `CheckpointWriter.submit`)."""
         if checkpoint.round != self.last_round:
             raise InputError(f"checkpoint.round: {checkpoint.round}, but the log ends with {self.last_round}")
         self._checkpoints.submit(checkpoint, copy=copy)

@@ -97,20 +97,15 @@ class AvailabilityTrace:
     """When devices were there: one entry per interval, and how long a global round is on its clock.
 
     After its last end a trace starts again.
-
-    Attributes:
-        source: the file, for messages.
-        device: whose interval it is.
-        start, end: seconds since the first start.
-        round_seconds: seconds of the trace that a global round stands for.
-        named: number of named devices; None if the file has numbers, where a device without a row is absent.
     """
 
-    source: str
-    device: IntArray
+    source: str  # the file, for messages
+    device: IntArray  # whose interval it is
+    # start and end: seconds since the first start.
     start: FloatArray
     end: FloatArray
-    round_seconds: float
+    round_seconds: float  # seconds of the trace that a global round stands for
+    # Number of named devices; None if the file has numbers, where a device without a row is absent.
     named: int | None
 
     def is_absent(self, global_round: int, devices: int) -> BoolArray:
@@ -132,9 +127,6 @@ def read_availability(path: str | Path, round_seconds: float) -> AvailabilityTra
     Columns: `device`, `start` and `end` (seconds; a device is there from the start until just before the
     end). Devices are numbers 0 … N−1, or names, which are numbered in order of first appearance. The form
     with a row per device and round is a trace of conditions (`traces`, column `available`).
-
-    Raises:
-        FleetFileError: names file, line, column and value of the first thing that is wrong.
     """
     table = read_table(path, ("device", "start", "end"), ("start", "end"), ("device",))
     start, end = table.floats("start"), table.floats("end")
@@ -174,16 +166,11 @@ class Participation:
     clusters by their size, with at least one device each. Sampled by `samples`, a device's chance is
     proportional to its training samples, and `Sample.weight` makes the average of the sample an unbiased
     estimate of the average by samples.
-
-    Attributes:
-        amount: a share of all devices in (0, 1], or a whole number of them.
-        per: "edge_round" or "global_round", how often a sample is drawn.
-        by: "uniform", or "samples" for chances proportional to the number of training samples.
     """
 
-    amount: float = 1.0
-    per: str = "edge_round"
-    by: str = "uniform"
+    amount: float = 1.0  # a share of all devices in (0, 1], or a whole number of them
+    per: str = "edge_round"  # "edge_round" or "global_round", how often a sample is drawn
+    by: str = "uniform"  # "uniform", or "samples" for chances proportional to the number of training samples
 
     def __post_init__(self) -> None:
         number = isinstance(self.amount, int | float) and not isinstance(self.amount, bool)
@@ -207,12 +194,9 @@ class Participation:
         return self.is_sampled and self.by == "samples"
 
     def count(self, sizes: IntArray) -> IntArray:
-        """Devices to ask in each cluster, given the sizes of the clusters.
-
-        Raises:
-            InputError: there are fewer devices to ask than clusters, or more than devices.
-        """
-        devices, clusters = int(sizes.sum()), sizes.size
+        """Devices to ask in each cluster, given the sizes of the clusters."""
+        # An edge server that has just joined has no devices yet.
+        devices, clusters = int(sizes.sum()), int(np.count_nonzero(sizes))
         total = self.amount
         if isinstance(total, int):
             if not clusters <= total <= devices:
@@ -223,7 +207,9 @@ class Participation:
                 )
         else:
             total = max(clusters, round(total * devices))
-        return _apportion(total, sizes)
+        counts = np.zeros_like(sizes)
+        counts[sizes > 0] = _apportion(total, sizes[sizes > 0])
+        return counts
 
     def draw(
         self,
@@ -233,14 +219,9 @@ class Participation:
         present: BoolArray,
         samples: FloatArray | None,
     ) -> Sample:
-        """Draws the devices to ask, of those that are present.
+        """Draws the devices to ask, of those that are present; where these are too few, all of them.
 
-        Args:
-            key: the experiment's seed, global round and edge round.
-            cluster: cluster of every device.
-            counts: devices to ask per cluster; where fewer are present, all of them are asked.
-            present: whether each device is available.
-            samples: training samples per device; needed for `by = "samples"`.
+        The key is the experiment's seed, global round and edge round.
         """
         seed, global_round, edge_round = key
         index = round_index(self.per, global_round, edge_round)

@@ -8,7 +8,7 @@ stationary distribution, πW = π: repeated gossip brings every edge server to �
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -98,11 +98,7 @@ Built in, an entry point of the group `cfel.topology`, or named as `module:funct
 def build_graph(
     parameters: TopologyParameters, clusters: int, seed: int, code: CodePolicy = BUILT_IN_ONLY
 ) -> "nx.Graph[int]":
-    """Builds the backhaul graph over nodes 0 … clusters−1; only random kinds use the seed.
-
-    Raises:
-        InputError: the kind is unknown or may not be loaded, or its graph cannot be a backhaul.
-    """
+    """Builds the backhaul graph over nodes 0 … clusters−1; only random kinds use the seed."""
     validation.check_whole("clusters", clusters, least=1)
     takes = ("parameters", "clusters", "seed")
     builder: Builder = resolve("topology", parameters.kind, KINDS, takes, code=code)
@@ -196,9 +192,6 @@ def read_edges(path: str | Path) -> tuple[tuple[int, int], ...]:
     """Reads edges from a text file: two cluster numbers per line, separated by comma or blanks.
 
     Blank lines and what follows a `#` are skipped; the first line may be a heading.
-
-    Raises:
-        FleetFileError: the file cannot be read, or a line is not two whole numbers.
     """
     try:
         # Not just any file: an experiment may be somebody else's, and a pipe would never end.
@@ -254,24 +247,34 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Backhaul:
-    """The network between edge servers, ready for gossip.
+    """The network between edge servers, ready for gossip."""
 
-    Attributes:
-        graph: which edge servers are linked, nodes 0 … m−1.
-        weights: W, one row per edge server.
-        target: π, what repeated gossip averages towards.
-        zeta: ζ, the share of disagreement that survives one gossip step, in [0, 1).
-    """
-
-    graph: "nx.Graph[int]"
-    weights: FloatArray
-    target: FloatArray
-    zeta: float
+    graph: "nx.Graph[int]"  # which edge servers are linked, nodes 0 … m−1
+    weights: FloatArray  # W, one row per edge server
+    target: FloatArray  # π, what repeated gossip averages towards
+    zeta: float  # ζ, the share of disagreement that survives one gossip step, in [0, 1)
 
     @property
     def clusters(self) -> int:
-        """Number of edge servers."""
+        """Number of edge servers, those that have left included."""
         return self.target.size
+
+    @property
+    def members(self) -> list[int]:
+        """The edge servers that belong to the fleet; the others are linked to nobody, and weigh nothing."""
+        found: list[int] = np.flatnonzero(self.target).tolist()
+        return found
+
+    def place(self, numbers: Sequence[int], clusters: int) -> "Backhaul":
+        """The same between the edge servers of these numbers, of so many; the others keep their model."""
+        if clusters == len(numbers):
+            return self
+        graph = _make_graph(clusters, ((numbers[a], numbers[b]) for a, b in self.graph.edges))
+        weights, target = np.eye(clusters), np.zeros(clusters)
+        weights[np.ix_(numbers, numbers)], target[list(numbers)] = self.weights, self.target
+        return Backhaul(
+            graph, validation.make_read_only(weights), validation.make_read_only(target), self.zeta
+        )
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
@@ -280,9 +283,21 @@ class Backhaul:
 
 
 def build_backhaul(
-    parameters: TopologyParameters, sizes: ArrayLike, seed: int, code: CodePolicy = BUILT_IN_ONLY
+    parameters: TopologyParameters,
+    sizes: ArrayLike,
+    seed: int,
+    code: CodePolicy = BUILT_IN_ONLY,
+    numbers: Sequence[int] | None = None,
 ) -> Backhaul:
-    """Builds graph, weights, target and ζ of one experiment, given the devices per cluster."""
+    """Builds graph, weights, target and ζ of one experiment, given the devices per cluster.
+
+    Where only some edge servers belong to the fleet, `numbers` are theirs, in the order of `sizes`. Links
+    that are listed one by one stay those between them; every other kind of graph is built for so many.
+    """
+    if numbers is not None:
+        parameters = _keep_links(parameters, numbers)
+        # One that has just joined has no devices yet, but must hear of the others' models.
+        sizes = np.maximum(sizes, 1)
     target = target_weights(parameters.weights, sizes)
     graph = build_graph(parameters, target.size, seed, code)
     weights = metropolis_weights(graph, target)
@@ -290,14 +305,25 @@ def build_backhaul(
     return Backhaul(graph, validation.make_read_only(weights), target, zeta(weights, target))
 
 
-def retarget_backhaul(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = False) -> Backhaul:
-    """Returns the same links with weights that average towards another target.
+def _keep_links(parameters: TopologyParameters, numbers: Sequence[int]) -> TopologyParameters:
+    """The topology with the listed links between these edge servers, which are then counted from 0."""
+    if parameters.kind != "edges":
+        return parameters
+    if len(numbers) == 1:
+        return replace(parameters, kind="line", file=None, edges=())
+    links = parameters.edges if parameters.file is None else read_edges(parameters.file)
+    place = {number: i for i, number in enumerate(numbers)}
+    kept = tuple((place[a], place[b]) for a, b in links if a in place and b in place)
+    if not kept:
+        raise InputError(f"topology.edges: no link between the edge servers {list(numbers)}")
+    return replace(parameters, file=None, edges=kept)
 
-    Args:
-        backhaul: links and present weights.
-        target: π, positive, sums to 1.
-        at_once: every edge server gets the π-weighted mean of all in one step, as from a cloud server,
-            whichever links there are.
+
+def retarget_backhaul(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = False) -> Backhaul:
+    """The same links with weights that average towards another target π.
+
+    With `at_once`, every edge server gets the π-weighted mean of all in one step, as from a cloud server,
+    whichever links there are.
     """
     pi = validation.make_read_only(_check_distribution(target, backhaul.clusters))
     weights = np.tile(pi, (pi.size, 1)) if at_once else metropolis_weights(backhaul.graph, pi)
@@ -332,12 +358,14 @@ def metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
 
     W_ij = min(1/(d_i+1), π_j/(π_i(d_j+1))) for neighbours i, j with degrees d, and the rest on the diagonal.
     """
-    target = _check_distribution(pi, graph.number_of_nodes())
+    target = _check_distribution(pi, graph.number_of_nodes(), above=None)
     adjacency = _adjacency(graph)
     # Counting the edge server itself keeps the diagonal positive, so that gossip cannot oscillate.
     places = adjacency.sum(axis=1) + 1
     pull = target / places
-    weights = np.where(adjacency, np.minimum(1 / places[:, None], pull[None, :] / target[:, None]), 0.0)
+    # An edge server that has left weighs nothing and has no neighbour.
+    own = np.where(target > 0, target, 1.0)
+    weights = np.where(adjacency, np.minimum(1 / places[:, None], pull[None, :] / own[:, None]), 0.0)
     np.fill_diagonal(weights, 1 - weights.sum(axis=1))
     return weights
 
@@ -348,7 +376,7 @@ def live_metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLi
     The live ones use `metropolis_weights` on the sub-graph between them. Rows still sum to 1 and πW = π
     still holds. The sub-graph may fall apart; each part then averages on its own for this step.
     """
-    target = _check_distribution(pi, graph.number_of_nodes())
+    target = _check_distribution(pi, graph.number_of_nodes(), above=None)
     present = validation.check_booleans("live", live, length=target.size)
     nodes = np.flatnonzero(present)
     # The identity leaves the missing edge servers' models as they are.
@@ -416,8 +444,8 @@ def _reject_sums(sentence: str, found: FloatArray, wanted: FloatArray) -> None:
         raise InputError(f"mixing matrix: {sentence.format(first, found[first])} ({wanted[first]:g})")
 
 
-def _check_distribution(pi: ArrayLike, clusters: int) -> FloatArray:
-    target = validation.check_floats("pi", pi, length=clusters, above=0)
+def _check_distribution(pi: ArrayLike, clusters: int, above: float | None = 0) -> FloatArray:
+    target = validation.check_floats("pi", pi, length=clusters, least=0, above=above)
     if abs(target.sum() - 1) > TOLERANCE:
         raise InputError(f"pi: sums to {target.sum()!s}, must be 1")
     return target
@@ -447,6 +475,11 @@ class SampledLinks:
 
     matchings: tuple[tuple[Link, ...], ...]
     chances: FloatArray
+
+    def place(self, numbers: Sequence[int]) -> "SampledLinks":
+        """The same between the edge servers of these numbers."""
+        matchings = (tuple((numbers[a], numbers[b]) for a, b in links) for links in self.matchings)
+        return SampledLinks(tuple(matchings), self.chances)
 
     def draw(self, seed: int, global_round: int, edge_rounds_done: int, step: int) -> tuple[Link, ...]:
         """The active links of one gossip step."""

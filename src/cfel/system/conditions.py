@@ -22,13 +22,9 @@ PAPER_EXPONENT = 2.0
 def clock_energy(clock: ArrayLike, static: ArrayLike, exponent: ArrayLike) -> FloatArray:
     """Energy of a step at a share s of the full clock, as a share of its energy there: c + (1 − c)·s^γ.
 
-    The paper's model, α ∝ f², has nothing static and the exponent 2. Power profiles of phones save less: at
-    half the clock a cycle takes 0.34 to 0.61 of the energy, which is a static share of 0.12 to 0.48.
-
-    Args:
-        clock: s, in (0, 1].
-        static: c, share of the energy that does not depend on the clock, in [0, 1].
-        exponent: γ ≥ 0.
+    The paper's model, α ∝ f², has nothing static (c = 0) and the exponent γ = 2. Power profiles of phones
+    save less: at half the clock a cycle takes 0.34 to 0.61 of the energy, which is a static share of 0.12 to
+    0.48.
     """
     share, power = np.asarray(static, dtype=np.float64), np.asarray(exponent, dtype=np.float64)
     # A square costs a tenth of a general power, and is the usual case.
@@ -42,27 +38,19 @@ REDRAWS = ("edge_round", "global_round", "never")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """One edge round's conditions, one entry per device.
+    """One edge round's conditions, one entry per device."""
 
-    Attributes:
-        mu: seconds per local step, > 0.
-        alpha: joules per local step, ≥ 0.
-        nu: seconds to upload one full model, ≥ 0.
-        power: watts of the radio while sending, ≥ 0.
-        available: whether the device takes part.
-        weight: how much each device's update counts within its cluster, where devices were sampled with
-            unequal chances; None: as the scheme says.
-        clock_static, clock_exponent: what a slower clock saves, see `clock_energy`; one number stands
-            for all devices.
-    """
-
-    mu: FloatArray
-    alpha: FloatArray
-    nu: FloatArray
-    power: FloatArray
-    available: BoolArray
+    mu: FloatArray  # seconds per local step, > 0
+    alpha: FloatArray  # joules per local step, ≥ 0
+    nu: FloatArray  # seconds to upload one full model, ≥ 0
+    power: FloatArray  # watts of the radio while sending, ≥ 0
+    available: BoolArray  # whether the device takes part
+    # clock_static and clock_exponent: what a slower clock saves, see `clock_energy`; one number stands for
+    # all devices.
     clock_static: FloatArray = 0.0  # type: ignore[assignment]
     clock_exponent: FloatArray = PAPER_EXPONENT  # type: ignore[assignment]
+    # How much each device's update counts within its cluster, where devices were sampled with unequal
+    # chances; None: as the scheme says.
     weight: FloatArray | None = None
 
     def __post_init__(self) -> None:
@@ -84,7 +72,6 @@ class Conditions:
 
     @property
     def devices(self) -> int:
-        """Number of devices, present or not."""
         return self.mu.size
 
     def at_clock(self, clock: FloatArray) -> "Conditions":
@@ -169,7 +156,6 @@ class RandomConditions:
     def conditions(
         self, seed: int, global_round: int, edge_round: int, devices: int, model_bits: float
     ) -> Conditions:
-        """See `ConditionModel`."""
         index = round_index(self.redraw, global_round, edge_round)
         # Always four draws per device, in this order; another order would change every run's conditions.
         draws = draw_uniforms(seed, "conditions", index, devices, 4).T

@@ -99,11 +99,7 @@ class ClassFile:
 
 
 def parse_class_file(document: Mapping[str, Any], place: str) -> ClassFile:
-    """The classes that a TOML document describes; `place` is the file, for messages.
-
-    Raises:
-        InputError: names the place, the class, the key and the value.
-    """
+    """The classes that a TOML document describes; `place` is the file, for messages."""
     for key in document:
         if key not in ("sources", "classes"):
             raise InputError(unknown_name(f"{place}: top level", key, ("sources", "classes")))
@@ -189,23 +185,16 @@ class CpuCluster:
 
 @dataclass(frozen=True, slots=True)
 class PowerProfile:
-    """What a phone's profile says, as far as training and sending are concerned.
-
-    Attributes:
-        clusters: of the processor.
-        active_milliamps: of the processor as a whole while it runs.
-        cellular_milliamps, wifi_milliamps: while sending; None if the profile has no such figure. Of several
-            transmission levels the middle one.
-        battery_milliamp_hours: a full battery; None if the profile has no such figure.
-        volts: at which the currents are meant; None if the profile does not say.
-    """
+    """What a phone's profile says, as far as training and sending are concerned."""
 
     clusters: tuple[CpuCluster, ...]
-    active_milliamps: float
+    active_milliamps: float  # of the processor as a whole while it runs
+    # cellular_milliamps and wifi_milliamps: while sending; None if the profile has no such figure. Of several
+    # transmission levels the middle one.
     cellular_milliamps: float | None
     wifi_milliamps: float | None
-    battery_milliamp_hours: float | None
-    volts: float | None
+    battery_milliamp_hours: float | None  # a full battery; None if the profile has no such figure
+    volts: float | None  # at which the currents are meant; None if the profile does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +210,6 @@ def read_power_profile(path: str | Path) -> PowerProfile:
 
     Such a file may be anybody's, so it is read with expat alone: no document type, hence no entities, a
     limited size and depth.
-
-    Raises:
-        FleetFileError: names the file, and the line and value where there is one.
     """
     file = Path(path)
     try:
@@ -380,19 +366,13 @@ _EXPONENTS = np.arange(0.5, 6.01, 0.05)
 
 @dataclass(frozen=True, slots=True)
 class ProfileOptions:
-    """What to add to a profile.
+    """What to add to a profile."""
 
-    Attributes:
-        flops_per_cycle: of one core of each cluster, single precision; empty for the default.
-        radio: "cellular" or "wifi".
-        uplink_bits_per_second: None for the median of LTE; required for Wi-Fi.
-        volts: of the battery; None for what the profile says, or else 3.7.
-    """
-
+    # Of one core of each cluster, single precision; empty for the default.
     flops_per_cycle: tuple[float, ...] = ()
-    radio: str = "cellular"
-    uplink_bits_per_second: float | None = None
-    volts: float | None = None
+    radio: str = "cellular"  # or "wifi"
+    uplink_bits_per_second: float | None = None  # None for the median of LTE; required for Wi-Fi
+    volts: float | None = None  # of the battery; None for what the profile says, or else 3.7
 
     def __post_init__(self) -> None:
         for value in self.flops_per_cycle:
@@ -412,9 +392,6 @@ def derive_class(profile: PowerProfile, name: str, title: str, options: ProfileO
     All cores run at the same share of their full clock, as a training that uses the whole processor would.
     What a profile does not hold (arithmetic per cycle, upload rate) comes from the options or a stated
     default.
-
-    Raises:
-        InputError: the options do not fit the profile, or it lacks the radio's current.
     """
     rates = _choose_rates(profile, options)
     volts = options.volts or profile.volts or DEFAULT_VOLTS
@@ -590,7 +567,6 @@ class HardwareConditions:
     def conditions(
         self, seed: int, global_round: int, edge_round: int, devices: int, model_bits: float
     ) -> Conditions:
-        """See `ConditionModel`."""
         kind = self.class_of(seed, devices)
         mu = (self.batch * self.flops_per_sample / self.utilisation) / self._figures("flops_per_second")[kind]
         nu = model_bits / self._figures("uplink_bits_per_second")[kind]

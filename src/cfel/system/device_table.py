@@ -25,41 +25,33 @@ NAMES = ("id", "name")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceTable:
-    """Devices as read from a file, in the file's order.
+    """Devices as read from a file, in the file's order."""
 
-    Attributes:
-        mu, alpha, nu, power: as in `Conditions`.
-        cluster: number of the device's cluster, 0 … m−1.
-        cluster_labels: what the file calls cluster 0, 1, …, in order of first appearance.
-        names: what the file calls the devices, or None if it does not.
-        rho_min, rho_max, theta_min, theta_max: bounds per device, in [0, 1], or None if not in the file.
-        battery_joules: joules per device, infinity for an empty cell, or None if not in the file.
-        clock_static, clock_exponent: what a slower clock saves (`conditions.clock_energy`); None likewise.
-    """
-
+    # mu, alpha, nu and power: as in `Conditions`.
     mu: FloatArray
     alpha: FloatArray
     nu: FloatArray
     power: FloatArray
-    cluster: IntArray
-    cluster_labels: tuple[str, ...]
-    names: NDArray[np.object_] | None = None
+    cluster: IntArray  # number of the device's cluster, 0 … m−1
+    cluster_labels: tuple[str, ...]  # what the file calls cluster 0, 1, …, in order of first appearance
+    names: NDArray[np.object_] | None = None  # what the file calls the devices, or None if it does not
+    # rho_min, rho_max, theta_min and theta_max: bounds per device, in [0, 1], or None if not in the file.
     rho_min: FloatArray | None = None
     rho_max: FloatArray | None = None
     theta_min: FloatArray | None = None
     theta_max: FloatArray | None = None
+    # Joules per device, infinity for an empty cell, or None if not in the file.
     battery_joules: FloatArray | None = None
+    # clock_static and clock_exponent: what a slower clock saves (`conditions.clock_energy`); None likewise.
     clock_static: FloatArray | None = None
     clock_exponent: FloatArray | None = None
 
     @property
     def devices(self) -> int:
-        """Number of devices."""
         return self.mu.size
 
     @property
     def clusters(self) -> int:
-        """Number of clusters."""
         return len(self.cluster_labels)
 
     def name(self, device: int) -> str:
@@ -72,11 +64,7 @@ class DeviceTable:
 
 
 def read_devices(path: str | Path) -> DeviceTable:
-    """Reads a device table (columns: see the module).
-
-    Raises:
-        FleetFileError: names file, line, column and value of the first thing that is wrong.
-    """
+    """Reads a device table (columns: see the module)."""
     table = read_table(path, (*COSTS, "cluster"), NUMBERS, ("cluster", *NAMES))
     # In this order, so that the first thing that is wrong is named.
     costs = read_costs(table)

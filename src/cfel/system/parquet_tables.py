@@ -18,11 +18,6 @@ MAX_TEXT = 10_000
 
 
 def read_headings(file: Path) -> list[str]:
-    """The names of the columns.
-
-    Raises:
-        FleetFileError: the file cannot be read.
-    """
     try:
         names: list[str] = pa_parquet.read_schema(file).names
     except pa.ArrowException as error:
@@ -31,16 +26,7 @@ def read_headings(file: Path) -> list[str]:
 
 
 def read_parquet(file: Path, wanted: list[str], numbers: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Reads columns: numbers as float64 with NaN for an empty cell, others as texts without blanks around.
-
-    Args:
-        file: the file.
-        wanted: columns to read.
-        numbers: those of them, without blanks around their names, that must be numbers.
-
-    Raises:
-        FleetFileError: the file cannot be read, is too large, or a column has another type.
-    """
+    """Reads columns: numbers as float64 with NaN for an empty cell, others as texts without blanks around."""
     try:
         return _read_columns(file, wanted, numbers)
     except pa.ArrowException as error:

@@ -32,15 +32,11 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class PublicAvailability:
-    """When devices were there.
+    """When devices were there."""
 
-    Attributes:
-        intervals: start and end in seconds, for each device that was there at all.
-        left_out: how many devices never were, or have a log that cannot be read.
-    """
-
+    # Start and end in seconds, for each device that was there at all.
     intervals: tuple[tuple[Interval, ...], ...]
-    left_out: int
+    left_out: int  # how many devices never were, or have a log that cannot be read
 
     def to_csv(self) -> str:
         """The table that `fleet.availability.file` names."""
@@ -71,16 +67,11 @@ class PublicCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the devices of a trace do, and the power that it does not tell.
+    """What the devices of a trace do, and the power that it does not tell."""
 
-    Attributes:
-        batch: samples of a local step, ≥ 1.
-        model_bits: size of a full upload, > 0.
-        compute_watts, radio_watts: power while training and while sending, ≥ 0.
-    """
-
-    batch: int
-    model_bits: float
+    batch: int  # samples of a local step, ≥ 1
+    model_bits: float  # size of a full upload, > 0
+    # compute_watts and radio_watts: power while training and while sending, ≥ 0.
     compute_watts: float
     radio_watts: float
 
@@ -92,11 +83,7 @@ class Work:
 
 
 def read_public_trace(path: str | Path) -> PublicAvailability | PublicCapacity:
-    """Reads a published trace; its content says which one it is.
-
-    Raises:
-        InputError: it is none of them.
-    """
+    """Reads a published trace; its content says which one it is."""
     file = Path(path)
     try:
         with file.open("rb") as content:

@@ -33,10 +33,6 @@ def check_headings(
     """Checks the names of all columns; `known` are the required and the optional ones.
 
     A misspelt optional column would otherwise be ignored, and the file would mean something else.
-
-    Raises:
-        FleetFileError: a column is missing, occurs twice or is misspelt, or the heading is not separated by
-            commas.
     """
     names = [heading.strip() for heading in headings]
     if not any(names):
@@ -97,23 +93,16 @@ Texts = NDArray[np.object_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Columns of one file; numbers are float64 with NaN for an empty cell, texts are stripped of blanks.
-
-    Attributes:
-        path: where they came from.
-        columns: by name, without the blanks around it.
-    """
+    """Columns of one file; numbers are float64 with NaN for an empty cell, texts are stripped of blanks."""
 
     path: Path
-    columns: Mapping[str, NDArray[Any]]
+    columns: Mapping[str, NDArray[Any]]  # by name, without the blanks around it
 
     @property
     def rows(self) -> int:
-        """Number of devices, readings, ..."""
         return len(next(iter(self.columns.values()), ()))
 
     def has(self, column: str) -> bool:
-        """Whether the file has this column."""
         return column in self.columns
 
     def floats(
@@ -183,9 +172,6 @@ def read_table(
     """Reads columns as numbers or texts; others are ignored, unless their names resemble one of these.
 
     A file that ends in .parquet is Parquet, any other is CSV with a heading, comma-separated, UTF-8.
-
-    Raises:
-        FleetFileError: the file cannot be read, lacks a column or misspells one, or a number is not one.
     """
     file = Path(path)
     if file.exists() and not (file.is_file() or file.is_dir()):

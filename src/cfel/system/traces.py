@@ -44,21 +44,16 @@ class TraceParameters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceConditions:
-    """A trace in memory; every array has the axes global round, edge round, device.
+    """A trace in memory; every array has the axes global round, edge round, device."""
 
-    Attributes:
-        source: the file, for messages.
-        mu, alpha, nu, power, available: as in `Conditions`.
-        hold: whether its last round stays, instead of its first coming again.
-    """
-
-    source: str
+    source: str  # the file, for messages
+    # mu, alpha, nu, power and available: as in `Conditions`.
     mu: FloatArray
     alpha: FloatArray
     nu: FloatArray
     power: FloatArray
     available: BoolArray
-    hold: bool = False
+    hold: bool = False  # whether its last round stays, instead of its first coming again
 
     @property
     def rounds(self) -> tuple[int, int]:
@@ -67,7 +62,6 @@ class TraceConditions:
 
     @property
     def devices(self) -> int:
-        """Devices in the trace."""
         return int(self.mu.shape[2])
 
     def conditions(
@@ -103,11 +97,7 @@ def describe_short_trace(trace: TraceConditions, global_rounds: int, edge_rounds
 
 
 def read_trace(path: str | Path, *, hold: bool = False) -> TraceConditions:
-    """Reads a trace (columns: see the module); with `hold`, its last round stays after its end.
-
-    Raises:
-        FleetFileError: names file, line, column and value of the first thing that is wrong.
-    """
+    """Reads a trace (columns: see the module); with `hold`, its last round stays after its end."""
     table = read_table(path, ("device", *COSTS), (*COSTS, "round", "edge_round"), ("device", "available"))
     keys = [table.integers(name) if table.has(name) else None for name in ("round", "edge_round")]
     whole = [np.zeros(table.rows, dtype=np.int64) if key is None else key for key in keys]

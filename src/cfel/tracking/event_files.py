@@ -25,11 +25,7 @@ _LARGEST_FLOAT = 3.4028234663852886e38
 
 
 def write_events(path: Path) -> tuple[Path, ...]:
-    """Writes an event file for every run in `path`, as `path/tensorboard/<scheme>/seed-<n>/…`; returns them.
-
-    Raises:
-        StorageError: there is no run, or a file cannot be written.
-    """
+    """Writes an event file for every run in `path`: `path/tensorboard/<scheme>/seed-<n>/…`; returns them."""
     return tuple(write_run_events(path / FOLDER, run) for run in load_runs(path))
 
 
@@ -66,7 +62,6 @@ def _checksum(content: bytes) -> bytes:
 
 
 def crc32c(content: bytes) -> int:
-    """The Castagnoli checksum."""
     table, value = _table(), 0xFFFFFFFF
     for byte in content:
         value = table[(value ^ byte) & 0xFF] ^ value >> 8

@@ -101,7 +101,6 @@ class _Follower:
         self._thread.start()
 
     def put(self, record: RoundRecord) -> None:
-        """Reports a round; returns at once."""
         self._events.put(record)
 
     def end(self, status: Status) -> None:

@@ -26,36 +26,22 @@ Status = Literal["finished", "interrupted", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """A run that starts, or that is resumed.
+    """A run that starts, or that is resumed."""
 
-    Attributes:
-        project: name of the experiment; the runs of a comparison or a sweep share it.
-        name: of this run.
-        directory: its run directory.
-        settings: the experiment's values by dotted keys.
-        earlier: the `run_id` of the sink that tracked the run before it was resumed, or None.
-    """
-
-    project: str
-    name: str
+    project: str  # name of the experiment; the runs of a comparison or a sweep share it
+    name: str  # of this run
     directory: Path
-    settings: Mapping[str, Any]
-    earlier: str | None = None
+    settings: Mapping[str, Any]  # the experiment's values by dotted keys
+    earlier: str | None = None  # the `run_id` of the sink that tracked the run before it was resumed, or None
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The end of a run.
+    """The end of a run."""
 
-    Attributes:
-        status: whether all rounds are done, Ctrl-C was pressed, or an error ended the run.
-        summary: its final values by name, as in `summary.json`.
-        files: what is worth keeping besides the rounds: experiment, environment, fleet, log.
-    """
-
-    status: Status
-    summary: Mapping[str, float]
-    files: tuple[Path, ...]
+    status: Status  # whether all rounds are done, Ctrl-C was pressed, or an error ended the run
+    summary: Mapping[str, float]  # its final values by name, as in `summary.json`
+    files: tuple[Path, ...]  # what is worth keeping besides the rounds: experiment, environment, fleet, log
 
 
 class RunSink(Protocol):
@@ -230,12 +216,7 @@ TRACKERS = tuple(_SINKS)
 
 
 def choose_trackers(wanted: Sequence[str | Tracker]) -> dict[str, Tracker]:
-    """The trackers with some names; functions are kept as they are, under their own names.
-
-    Raises:
-        InputError: there is no tracker of that name, or it is neither a name nor a function.
-        MissingExtraError: its package is not installed.
-    """
+    """The trackers with some names; functions are kept as they are, under their own names."""
     return dict(_choose(each) for each in wanted)
 
 

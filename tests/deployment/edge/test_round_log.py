@@ -38,12 +38,13 @@ class KnownNodes:
 
 
 def close_round_3(directory: Path, rounds: dict[int, tuple[int, ...]]) -> list[int]:
-    """What is in the log after the third round, of an edge server that missed the first two."""
+    """What is in the log after the third round, of an edge server whose log lacks the first two."""
 
     async def play() -> list[int]:
         async with led_edge_server(OWN, LEADER, NINE_ROUNDS, directory) as (federation, _):
             server = federation.edges[0].server
             server._calls = KnownNodes(rounds)
+            server.state = replace(server.state, position=(3, 0, 0))
             command = CloseCommand(1, (2, 0, 0), replace(RECORD, round=3), table(round=3), False)
             await server.write_round(LEADER, command)
             return [record.round for record in server.log.records]

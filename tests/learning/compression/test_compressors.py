@@ -20,11 +20,11 @@ from cfel.learning.compressors import (
     count_entries,
     draw_places,
     hadamard,
-    index_bits,
     quantise,
 )
 from cfel.learning.packing import pack_update, unpack_update
 from cfel.seeding import make_key
+from cfel.system.value_bits import index_bits
 
 HEADER_BYTES = 13
 KINDS = ("topk", "randomk", "jl", "quantise", "uveqfed", "atomo", "none")

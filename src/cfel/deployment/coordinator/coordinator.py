@@ -141,10 +141,6 @@ class Coordinator:
                 state = await self._gossip_within_round(state)
             else:
                 state, over = await self._end_global_round(state, found)
-        missing = sorted(
-            set(range(self._world.setting.fleet.clusters)).difference(self._edges.list_present())
-        )
-        await self._edges.ask_once(ReleaseRequest(tuple(missing)), QUICK_SECONDS)
 
     async def _run_edge_round(self, state: CoordinatorState) -> CoordinatorState:
         if state.plan is None:
@@ -346,7 +342,10 @@ class Coordinator:
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
         over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
         command = CloseCommand(self._edges.term, state.position, record, table, over)
-        await self._edges.command(command, self._deployment.gossip_seconds)
+        logged = await self._edges.command(command, self._deployment.gossip_seconds)
+        if over:
+            missing = tuple(i for i in range(setting.fleet.clusters) if i not in logged)
+            await self._edges.ask_once(ReleaseRequest(missing), QUICK_SECONDS)
         now = self._host.time_of_day()
         return replace(after, control=control, edge_round=0, step=0, finished=(), started_at=now), over
 

@@ -202,7 +202,7 @@ def _observe_work(
     gradients, setting = world.training.local.fresh_batches, world.setting
     if isinstance(found, DeviceEstimates):
         return ObservedWork(found.seconds, gradients, gradients, 0.0)
-    share = found.wire_bits * setting.charged_share / setting.model_bits if setting.model_bits else 0.0
+    share = found.wire_bits * setting.charged_share / setting.upload_bits if setting.model_bits else 0.0
     steps = float(setting.charge_steps(found.steps, found.rho, local_steps))
     return ObservedWork(found.seconds, steps, steps + gradients, share)
 

@@ -443,14 +443,14 @@ class EdgeServer:
         if self.state.position != at:
             raise RejectedError(f"is at {self.state.position}, not at {at}")
 
-    async def _catch_up(self, at: Position) -> None:
+    async def _catch_up(self, at: Position, *first: int) -> None:
         """Moves to a position that the others have reached without this edge server.
 
         After a gossip step missed it keeps its model, as gossip among the others assumed. After a longer
-        absence its model is out of date, and it takes that of a neighbour.
+        absence its model is out of date, and it takes that of another one: those named first, or a neighbour.
 
         Raises:
-            RejectedError: no neighbour can be reached.
+            RejectedError: none of them can be reached.
         """
         async with self._busy:
             if self.state.position >= at:
@@ -460,7 +460,8 @@ class EdgeServer:
                 await self._save(replace(self.state, position=at))
                 return
             neighbours = self._list_neighbours(self.world.setting.backhaul)
-            model = await self._neighbours.fetch_any_present(neighbours)
+            candidates = [i for i in dict.fromkeys((*first, *neighbours)) if i != self.number]
+            model = await self._neighbours.fetch_any_present(candidates)
             await self._save(replace(self.state, position=at, model=model, previous_model=model))
 
     async def _advance(self, state: EdgeState) -> None:
@@ -501,6 +502,8 @@ class EdgeServer:
         """Writes a finished global round; fetches rounds that it missed first."""
         await self._admit_command(caller, command)
         self.log.check(command.record)
+        # The state is never behind the log: the model at the end belongs to the last record.
+        await self._catch_up((command.record.round, 0, 0), caller.number)
         await self._fetch_missed_rounds(caller, command.record.round - 1)
         await self._write("log", lambda: self.log.write(command.record, command.plans))
         _LOG.info("%s", describe_round(self.log.records[-1], self.world.setting.metrics[0]))
@@ -555,15 +558,10 @@ class EdgeServer:
             DeploymentError: the other one cannot be reached, or rejects.
         """
         missed = await self._fetch_records(Identity("edge", number))
-        end, model = await self._neighbours.fetch_present(number)
-        async with self._busy:
-            # Further behind than one global round, its own model is out of date.
-            if self.loss or end[0] - self.state.position[0] > 1:
-                await self._save(replace(self.state, position=end, model=model, previous_model=model))
-            elif self.state.position < end:
-                await self._save(replace(self.state, position=end))
-        await self._write("log", lambda: self.log.append(missed, end[0]))
-        _LOG.warning("the experiment ended with round %d while this edge server was missing", end[0])
+        last_round = missed[-1].round if missed else self.log.last_round
+        await self._catch_up((last_round, 0, 0), number)
+        await self._write("log", partial(self.log.append, missed, last_round))
+        _LOG.warning("the experiment ended with round %d while this edge server was missing", last_round)
         self.released.set()
         self.finished.set()
 

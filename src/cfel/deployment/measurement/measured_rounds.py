@@ -157,7 +157,7 @@ def apply_measured_costs(
     for device, report in enumerate(measured.devices):
         if report is not None:
             # A device reports before its upload ends, so the time of sending is computed from its rate.
-            sending = report.nu * outcome.wire_bits[device] / world.setting.model_bits
+            sending = report.nu * outcome.wire_bits[device] / world.setting.upload_bits
             seconds[device] = report.seconds + sending
             joules[device] = report.joules + report.power * sending
     present = outcome.conditions.available

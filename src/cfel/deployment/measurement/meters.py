@@ -288,7 +288,7 @@ class SelfMeasurement:
 
     def _costs(self, order: DeviceOrder) -> DeviceCosts:
         """Measured costs where they exist, the experiment's model elsewhere."""
-        bits = 32.0 * self._world.start.parameters.numel()
+        bits = 32.0 * self._world.start.parameters.numel() * self._world.setting.upload_share
         at = (order.global_round, order.edge_round)
         model = self._world.setting.conditions(*at)
         n = self._number

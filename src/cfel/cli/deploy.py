@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.arguments import Commands, add_command
+from cfel.cli.options import Commands, add_command
 from cfel.launch.inventory import pack_hosts, read_inventory
 
 EXAMPLE = """  cfel deploy inventory.toml --out federation

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.arguments import Commands, add_command, add_json_option, parse_names, parse_positive
 from cfel.cli.certs import parse_lifetime
+from cfel.cli.options import Commands, add_command, add_json_option, parse_names, parse_positive
 from cfel.cli.output import print_json
 from cfel.deployment.host import RealDisk
 from cfel.deployment.protocol.addresses import join_address

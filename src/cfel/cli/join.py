@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.api.progress import defer_interrupt
-from cfel.cli.arguments import Commands, add_command
+from cfel.cli.options import Commands, add_command
 from cfel.deployment.security.invitations import parse_token
 from cfel.errors import InputError
 from cfel.launch.logs import start_logging

@@ -57,7 +57,7 @@ from cfel.experiment import load_experiment
 from cfel.experiment.sections import PATHS
 from cfel.launch.node import NodeFile, read_node, write_node
 from cfel.plugins import ANY_CODE, import_from
-from cfel.system import cluster_sizes
+from cfel.system.fleet import cluster_sizes
 from cfel.wording import escape_control
 
 EDGE_PORT, INVITE_PORT = 7400, 7399

@@ -23,7 +23,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.invitations import parse_identity
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, StorageError
-from cfel.experiment.document import check_table, reject_unknown
+from cfel.experiment.sections import check_table, reject_unknown
 from cfel.launch.enrolment import OperatorDirectory, add_port, prepare_operator
 from cfel.launch.machine import NodeSetup, pack
 from cfel.validation import check_list, check_number, check_text, parse_toml

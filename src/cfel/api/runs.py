@@ -351,7 +351,7 @@ def run_experiment(
 ) -> list[RoundRecord]:
     """Simulates one experiment in one run directory and returns the records of all its rounds."""
     world = experiment.build_world()
-    choice = choose_engine(experiment.simulation.engine, world)
+    choice = choose_engine(experiment.simulation.engine, world, experiment.simulation.device)
     resolved = replace(experiment, simulation=replace(experiment.simulation, engine=choice.engine))
     if choice.notice is not None:
         options.notify(choice.notice)

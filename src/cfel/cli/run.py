@@ -26,8 +26,9 @@ EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
 
 ENGINE_HELP = (
-    "threads: one device per core; batched: many small models at once, equal up to rounding; ray: the "
-    "same bits as threads, on a cluster; auto: batched for small models (default: the experiment's)"
+    "threads: one device per core; processes: the same bits, in worker processes; batched: many small models "
+    "at once, equal up to rounding; ray: the same bits as threads, on a cluster; auto: by the size of the "
+    "model (default: the experiment's)"
 )
 
 

@@ -16,6 +16,7 @@ from cfel.experiment.document import (
     to_table,
 )
 from cfel.learning.data.partition import PartitionParameters
+from cfel.membership import FleetChange
 from cfel.system import (
     Availability,
     DeviceClass,
@@ -221,6 +222,10 @@ def parse_fleet(table: Table) -> FleetParameters:
     if "availability" in parts:
         availability = check_table("fleet.availability", parts["availability"])
         parts["availability"] = parse_section(Availability, "fleet.availability", availability)
+    if "changes" in parts:
+        rows = enumerate(validation.check_list("fleet.changes", parts["changes"]))
+        places = ((f"fleet.changes[{i}]", row) for i, row in rows)
+        parts["changes"] = [parse_section(FleetChange, at, check_table(at, row)) for at, row in places]
     return parse_section(FleetParameters, "fleet", parts)
 
 
@@ -265,5 +270,14 @@ def fleet_to_table(fleet: FleetParameters) -> dict[str, Any]:
     conditions = to_table(fleet.conditions)
     if "extra_classes" in conditions:
         conditions["extra_classes"] = [to_table(row) for row in fleet.conditions.extra_classes]  # type: ignore[union-attr]
-    rest = {key: value for key, value in to_table(fleet).items() if key not in ("conditions", "availability")}
+    nested = ("conditions", "availability", "changes")
+    rest = {key: value for key, value in to_table(fleet).items() if key not in nested}
+    if fleet.changes:
+        rest["changes"] = [change_to_table(each) for each in fleet.changes]
     return {**rest, "conditions": {"kind": kind, **conditions}, "availability": to_table(fleet.availability)}
+
+
+def change_to_table(change: FleetChange) -> dict[str, Any]:
+    """A change as a TOML table, without what it does not need."""
+    table = to_table(change)
+    return {key: value for key, value in table.items() if value or key == "edge"}

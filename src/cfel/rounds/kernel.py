@@ -86,6 +86,26 @@ def initial_control(setting: Setting) -> ControlState:
     )
 
 
+def enter_round(setting: Setting, control: ControlState) -> ControlState:
+    """The control at the start of a global round: a fleet that has grown has more places in the accounts."""
+    devices, clusters = setting.fleet.devices, setting.fleet.clusters
+    if len(control.spent_joules) == devices and control.expected.clusters == clusters:
+        return control
+    return replace(
+        control,
+        expected=replace(control.expected, elapsed_seconds=(0.0,) * clusters),
+        realised=replace(control.realised, elapsed_seconds=(0.0,) * clusters),
+        spent_joules=pad(control.spent_joules, devices, 0.0),
+        losses=None if control.losses is None else pad(control.losses, devices, np.nan),
+        habits=None if control.habits is None else pad(control.habits, devices, 0.0),
+    )
+
+
+def pad(values: FloatArray, size: int, fill: float) -> FloatArray:
+    """The values, followed by as many copies of another one as make them so many."""
+    return np.concatenate([values, np.full(size - len(values), fill)])
+
+
 class FleetEstimates(NamedTuple):
     """σ² and G² of every device, and the mean energy that the largest entries of an update keep."""
 

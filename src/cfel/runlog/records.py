@@ -24,6 +24,7 @@ import numpy as np
 
 from cfel.durable import read_bytes, translate_os_errors
 from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
+from cfel.membership import FleetChange
 from cfel.validation import check_keys, check_number, convert_document, parse_json
 from cfel.wording import show
 
@@ -106,6 +107,7 @@ class RoundRecord:
         personal_loss: mean over devices of the task's loss of these models, on the same samples.
         metrics: the task's further metrics by their own names, averaged like accuracy; empty without.
         ends_at_budget: whether the run ends with this round because the budgets do not cover another.
+        changes: of the fleet, or of the length of the run, that hold from the next round on.
         peak_memory_bytes: most memory that the simulating process has used so far, without workers in other
             processes; None if not known.
     """
@@ -149,6 +151,7 @@ class RoundRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     ends_at_budget: bool = False
     peak_memory_bytes: int | None = None
+    changes: tuple[FleetChange, ...] = ()
 
     def __post_init__(self) -> None:
         """Converts NumPy scalars to plain numbers and checks all values."""
@@ -165,7 +168,11 @@ class RoundRecord:
 
     def to_json_line(self) -> str:
         """The record as one line of JSON, newline included."""
-        document = _name_numbers(msgspec.to_builtins(self))
+        document = msgspec.to_builtins(self)
+        # Few rounds have any.
+        if not self.changes:
+            del document["changes"]
+        document = _name_numbers(document)
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
 
     @classmethod
@@ -196,6 +203,8 @@ def read_metrics(record: RoundRecord) -> dict[str, float]:
 def _to_plain(value: Any) -> Any:  # noqa: ANN401 — of any field
     if isinstance(value, dict):
         return {str(name): _to_plain(each) for name, each in value.items()}
+    if isinstance(value, tuple):
+        return msgspec.to_builtins(value)
     return value.item() if isinstance(value, np.generic) else value
 
 

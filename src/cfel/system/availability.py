@@ -195,7 +195,8 @@ class Participation:
 
     def count(self, sizes: IntArray) -> IntArray:
         """Devices to ask in each cluster, given the sizes of the clusters."""
-        devices, clusters = int(sizes.sum()), sizes.size
+        # An edge server that has just joined has no devices yet.
+        devices, clusters = int(sizes.sum()), int(np.count_nonzero(sizes))
         total = self.amount
         if isinstance(total, int):
             if not clusters <= total <= devices:
@@ -206,7 +207,9 @@ class Participation:
                 )
         else:
             total = max(clusters, round(total * devices))
-        return _apportion(total, sizes)
+        counts = np.zeros_like(sizes)
+        counts[sizes > 0] = _apportion(total, sizes[sizes > 0])
+        return counts
 
     def draw(
         self,

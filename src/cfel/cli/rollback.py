@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cfel.cli.arguments import Commands, add_command, add_json_option, parse_count
+from cfel.cli.options import Commands, add_command, add_json_option, parse_count
 from cfel.cli.output import print_json
 from cfel.deployment.host import RealDisk
 from cfel.deployment.publishing import PublishedModels

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from cfel.api.predict import predict
+from cfel.api.models import predict
 from cfel.cli.dispatch import run_command
 from cfel.deployment.host import RealDisk
 from cfel.deployment.publishing import MODEL, PublishedModels

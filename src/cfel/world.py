@@ -1,17 +1,20 @@
 """The built parts of an experiment that the simulator and a deployment both run."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from cfel.control.setting import Setting
+from cfel.errors import InputError
 from cfel.learning.compressors import Compressor
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
+from cfel.membership import FleetChange, Membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,15 @@ class Evaluations:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Era:
+    """The global rounds between two changes of the fleet."""
+
+    first_round: int  # counted from 0
+    setting: Setting
+    membership: Membership
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class World:
     """Everything a run needs; never changed. What changes in the course of a run is its state.
 
@@ -43,6 +55,9 @@ class World:
         new_device: what a device remembers before its first order: its own part of the model.
         evaluation: when models are evaluated, and on what.
         variances: per number of the model's statistics, whether it is a variance; empty for none.
+        eras: the settings between changes of the fleet, in order; empty where it cannot change.
+        changes: those changes.
+        change: makes the same world with other changes; None where the fleet cannot change.
     """
 
     setting: Setting
@@ -55,3 +70,31 @@ class World:
     new_device: DeviceState = field(default_factory=DeviceState)
     evaluation: Evaluations = field(default_factory=Evaluations)
     variances: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    eras: tuple[Era, ...] = ()
+    changes: tuple[FleetChange, ...] = ()
+    change: Callable[[Sequence[FleetChange]], "World"] | None = None
+
+    def at(self, global_round: int) -> "World":
+        """The world during a global round (from 0), with the setting that holds then."""
+        return self if len(self.eras) < 2 else replace(self, setting=self._find_era(global_round).setting)
+
+    def membership_at(self, global_round: int) -> Membership:
+        """Who belongs to the fleet in a global round (from 0)."""
+        return self._find_era(global_round).membership
+
+    def _find_era(self, global_round: int) -> Era:
+        return next(each for each in reversed(self.eras) if each.first_round <= global_round)
+
+    def changes_after(self, rounds_done: int) -> tuple[FleetChange, ...]:
+        """What takes effect when so many global rounds are done."""
+        return tuple(each for each in self.changes if rounds_done and each.round == rounds_done + 1)
+
+    def with_changes(self, changes: Sequence[FleetChange]) -> "World":
+        """The world in which the fleet changes otherwise.
+
+        Raises:
+            InputError: a change is not possible; the message says why.
+        """
+        if self.change is None:
+            raise InputError("the fleet of this world cannot change")
+        return self if tuple(changes) == self.changes else self.change(changes)

@@ -115,7 +115,7 @@ class Setting:
         gossip, edge_rounds = self.scheme.gossip, self.rounds.edge_rounds
         exchanges = gossip.count_exchanges(0, edge_rounds)
         if gossip.link_budget == 1:
-            return exchanges * gossip.models_sent(self.backhaul.clusters, len(self.backhaul.edges))
+            return exchanges * gossip.models_sent(len(self.backhaul.members), len(self.backhaul.edges))
         # Sampled links differ from step to step.
         done = range(edge_rounds - exchanges + 1, edge_rounds + 1)
         steps = ((each, step) for each in done for step in range(gossip.steps))
@@ -165,14 +165,20 @@ class Setting:
         return now if work == 1 else replace(now, mu=work * now.mu, alpha=work * now.alpha)
 
 
-def weight_backhaul(setting: Setting, samples: Sequence[int]) -> Backhaul:
-    """The setting's backhaul with the weights that the scheme mixes with, given each device's samples."""
-    gossip, fleet = setting.scheme.gossip, setting.fleet
+def weight_backhaul(gossip: Gossip, fleet: Fleet, backhaul: Backhaul, samples: Sequence[int]) -> Backhaul:
+    """The backhaul between the fleet's edge servers with the weights that a scheme mixes with.
+
+    `samples` are those of each device.
+    """
     if gossip == Gossip(gossip.every_edge_round, gossip.steps, link_budget=gossip.link_budget):
-        return setting.backhaul
-    counts = samples if gossip.weights == "samples" else np.ones(fleet.devices)
-    held = np.bincount(fleet.cluster, counts, minlength=fleet.clusters)
-    return retarget_backhaul(setting.backhaul, held / held.sum(), at_once=gossip.reach == "everybody")
+        return backhaul
+    counts = np.array(samples, dtype=np.float64) if gossip.weights == "samples" else np.ones(fleet.devices)
+    if fleet.members is not None:
+        counts = np.where(fleet.members, counts, 0.0)
+    held = np.bincount(fleet.cluster, counts, minlength=fleet.clusters)[fleet.list_edges()]
+    # One that has just joined has no devices yet, but must hear of the others' models.
+    held = np.maximum(held, 1.0)
+    return retarget_backhaul(backhaul, held / held.sum(), at_once=gossip.reach == "everybody")
 
 
 def choose_links(scheme: Scheme, backhaul: Backhaul) -> SampledLinks | None:

@@ -25,30 +25,28 @@ from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, describe_error, unknown_name
-from cfel.experiment.document import (
-    MAIN_KEYS,
-    Table,
-    check_table,
-    keys_of,
-    merge,
-    parse_assignment,
-    parse_section,
-    reject_unknown,
-    resolve_paths,
-    to_table,
-)
 from cfel.experiment.python_parts import Part, name_objects
 from cfel.experiment.sections import (
     FILE_NAMES,
+    MAIN_KEYS,
     PATHS,
     PRESETS,
     BudgetParameters,
     CompressionParameters,
     DataParameters,
     ModelParameters,
+    Table,
+    check_table,
     fleet_to_table,
+    keys_of,
+    merge,
+    parse_assignment,
     parse_fleet,
+    parse_section,
     reject_short_trace,
+    reject_unknown,
+    resolve_paths,
+    to_table,
 )
 from cfel.learning.compressors import Compressor, TopKInBits, compressor, find_upload_share, none
 from cfel.learning.data import BUILTIN as DATA_SETS
@@ -63,16 +61,19 @@ from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.files import load_model
-from cfel.learning.models.flat import FlatModule
-from cfel.learning.task import DeviceData, Task, check_batches, check_task, count_parameters, load_custom_task
+from cfel.learning.models.flat import FlatModule, SharedPart
+from cfel.learning.task import DeviceData, Task, check_batches, check_task, load_custom_task, measure_model
+from cfel.membership import FleetChange, Membership
 from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
 from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
-from cfel.system import FleetParameters, TopologyParameters, build_backhaul, build_fleet
+from cfel.seeding import make_key
+from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.batch_shares import LAYER_SHARES, BatchShares
+from cfel.system.fleet import FleetParameters, build_fleet
 from cfel.system.value_bits import ValueBits
 from cfel.validation import parse_toml
-from cfel.world import World
+from cfel.world import Era, World
 
 DEFAULT_ROUNDS = 40
 
@@ -239,34 +240,56 @@ class Experiment:
         return Experiment(**parse_sections(document), preset="none", code=self.code.add_objects(objects))
 
     def build_setting(self) -> Setting:
-        """What the controller alone needs; loads data only if sizes cannot be known without."""
+        """What the controller alone needs in the first round; loads data only where sizes depend on it."""
         samples = None
         if self.fleet.sampling().needs_samples:
-            samples = [len(indices) for indices in self._split(self.load_task())[1]]
-        parameters = self.model.charged_parameters or self.count_parameters()
-        return self._build_setting(self.build_parts(), parameters, samples)
+            samples = [each.samples for each in self._split(self.load_task())[1]]
+        stated = self.model.parameters
+        # Of a model whose size is stated, nothing else is known: it may normalise.
+        shared = self._measure_model() if stated is None else SharedPart(stated, 1, 1)
+        _, first = self.fleet.list_memberships()[0]
+        setting = self._build_setting(self.build_parts(), shared, samples, first)
+        return replace(setting, budget=self._compute_budget(setting))
 
-    def _build_setting(self, parts: BuiltParts, parameters: int, samples: Sequence[int] | None) -> Setting:
-        fleet = build_fleet(self.fleet, self.seed)
-        reject_short_trace(self.fleet, fleet, self.rounds)
+    def _build_setting(
+        self,
+        parts: BuiltParts,
+        shared: SharedPart,
+        samples: Sequence[int] | None,
+        membership: Membership,
+        *,
+        weighs: bool = False,
+    ) -> Setting:
+        """The setting with these members, and no budget yet; `weighs` if gossip follows the samples."""
+        fleet, numbers = build_fleet(self.fleet, self.seed), None
+        rounds = replace(self.rounds, global_rounds=self.rounds.global_rounds + membership.rounds)
+        reject_short_trace(self.fleet, fleet, rounds)
+        if self.fleet.changes:
+            fleet, numbers = fleet.change(membership), membership.edges
         if samples is not None:
-            fleet = replace(fleet, samples=np.asarray(samples, dtype=np.float64))
-        backhaul = build_backhaul(self.topology, fleet.sizes, self.seed, self.code)
+            fleet = replace(fleet, samples=np.asarray(samples[: fleet.devices], dtype=np.float64))
+        members = fleet.list_edges()
+        backhaul = build_backhaul(self.topology, fleet.sizes[members], self.seed, self.code, numbers)
+        links = choose_links(parts.scheme, backhaul)
+        if weighs and samples is not None:
+            backhaul = weight_backhaul(parts.scheme.gossip, fleet, backhaul, samples[: fleet.devices])
+        placed = backhaul.place(members, fleet.clusters)
+        parameters = self.model.charged_parameters or shared.parameters
         bits, exchanged = 32.0 * parameters, 1.0 + parts.edge_rules.vectors
         shares = {
-            "small_batches": BatchShares(self.data.batch, self.local.step_overhead),
+            "small_batches": BatchShares(self.data.batch, self.local.step_overhead, shared.buffers > 0),
             "last_layers": LAYER_SHARES,
         }
-        setting = Setting(
+        return Setting(
             seed=self.seed,
-            rounds=self.rounds,
+            rounds=rounds,
             fleet=fleet,
-            backhaul=backhaul,
-            backhaul_seconds=backhaul_seconds(backhaul.graph, bits * exchanged),
+            backhaul=placed,
+            backhaul_seconds=backhaul_seconds(placed.graph, bits * exchanged),
             model_bits=bits,
             exchanged_models=exchanged,
             scheme=parts.scheme,
-            links=choose_links(parts.scheme, backhaul),
+            links=None if links is None else links.place(members),
             joules_per_bit=self.topology.price_of_bit,
             work_per_step=parts.algorithm.gradients,
             small_batches=shares.get(parts.training.local.steps),
@@ -275,21 +298,18 @@ class Experiment:
             uploads="wire" if isinstance(parts.compress, TopKInBits) else self.simulation.uploads,
             upload_share=find_upload_share(parts.compress, parameters),
         )
-        budget = self._compute_budget(setting)
-        if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():
-            raise InputError("local.schedule_by = 'budget': set a [budget], or use 'rounds'")
-        return replace(setting, budget=budget)
 
     def count_parameters(self) -> int:
         """Counts the trained parameters that devices share, unless the file states their number."""
-        if self.model.parameters is not None:
-            return self.model.parameters
+        return self.model.parameters or self._measure_model().parameters
+
+    def _measure_model(self) -> SharedPart:
         # The shape of a built-in data set is known, so that planning works before its files are there.
         if self.data.task is None and self.data.name in DATA_SETS:
             builder = model_builder(self.model.name, self.code)
             known = DATA_SETS[self.data.name]
-            return count_parameters(builder, known.input_shape, known.classes, self.model.personal)
-        return self._build_start(self.load_task()).shared.parameters
+            return measure_model(builder, known.input_shape, known.classes, self.model.personal)
+        return self._build_start(self.load_task()).shared
 
     def _compute_budget(self, setting: Setting) -> Budget:
         """Total budgets in seconds and joules; a given number takes precedence over a share of CEF's use."""
@@ -297,7 +317,10 @@ class Experiment:
         share = self.budget.share_of_cef if None in (self.budget.seconds, self.budget.joules) else None
         rounds = replace(setting.rounds, global_rounds=self.budget.cef_rounds or setting.rounds.global_rounds)
         limit = Budget() if share is None else compute_use(replace(setting, rounds=rounds)).take_share(share)
-        return Budget(self.budget.seconds or limit.seconds, self.budget.joules or limit.joules)
+        budget = Budget(self.budget.seconds or limit.seconds, self.budget.joules or limit.joules)
+        if self.local.schedule_by == "budget" and np.isinf([budget.seconds, budget.joules]).all():
+            raise InputError("local.schedule_by = 'budget': set a [budget], or use 'rounds'")
+        return budget
 
     def load_task(self) -> Task:
         """What is learned; loads the data."""
@@ -318,26 +341,40 @@ class Experiment:
         """Everything a run needs, built."""
         task = self.load_task()
         data, shares = self._split(task)
-        task = replace(task, data=data)
-        flat = self._build_start(task)
-        samples = [len(indices) for indices in shares]
-        check_batches(flat, self.data.batch, samples)
-        parts = self.build_parts()
+        whole = replace(task, data=data)
+        flat = self._build_start(whole)
+        check_batches(flat, self.data.batch, [each.samples for each in shares])
+        return self._assemble(whole, task.data, flat, self.build_parts(), shares)
+
+    def _assemble(
+        self,
+        task: Task,
+        undivided: DataSet,
+        flat: FlatModule,
+        parts: BuiltParts,
+        data: Sequence[DeviceData],
+    ) -> World:
+        """The world with the members of every round, made of parts that do not change with them.
+
+        Args:
+            task: what is learned.
+            undivided: its data before they were divided among devices.
+            flat: the module with its first values.
+            parts: what names in the experiment lead to.
+            data: of each device.
+        """
         start = parts.edge_rules.add_memory(flat.read())
-        size = start.parameters.numel()
-        setting = self._build_setting(parts, self.model.charged_parameters or size, samples)
-        setting = replace(
-            setting,
-            backhaul=weight_backhaul(setting, samples),
-            # Uploads are charged as for `charged_parameters`, though the model that trains may be smaller.
-            charged_share=setting.model_bits / (32.0 * size),
-            upload_share=find_upload_share(parts.compress, size),
-            metrics=task.described_metrics,
-        )
+        eras = self._build_eras(parts, flat.shared, task, [each.samples for each in data])
+
+        def change(changes: Sequence[FleetChange]) -> World:
+            after = replace(self, fleet=replace(self.fleet, changes=tuple(changes)))
+            grown = [*data, *after.draw_shares(undivided, len(data))]
+            return after._assemble(task, undivided, flat, parts, grown)
+
         return World(
-            setting=setting,
+            setting=eras[0].setting,
             task=task,
-            data=tuple(DeviceData(data, indices) for indices in shares),
+            data=tuple(data),
             training=parts.training,
             compress=parts.compress,
             start=start,
@@ -345,17 +382,65 @@ class Experiment:
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
             variances=flat.find_variances(),
+            eras=eras,
+            changes=self.fleet.changes,
+            change=change,
         )
 
-    def _split(self, task: Task) -> tuple[DataSet, list[IntArray]]:
-        """The data to train and test on, and the training samples of each device."""
+    def _build_eras(
+        self, parts: BuiltParts, shared: SharedPart, task: Task, samples: Sequence[int]
+    ) -> tuple[Era, ...]:
+        """The setting of every membership; the budget is that of the first, with what was added later."""
+        eras: list[Era] = []
+        budget = Budget()
+        for first_round, membership in self.fleet.list_memberships():
+            setting = self._build_setting(parts, shared, samples, membership, weighs=True)
+            if not eras:
+                budget = self._compute_budget(setting)
+            setting = replace(
+                setting,
+                budget=Budget(budget.seconds + membership.seconds, budget.joules + membership.joules),
+                # Charged as for `charged_parameters`, though the model that trains may be smaller.
+                charged_share=setting.model_bits / (32.0 * shared.parameters),
+                upload_share=find_upload_share(parts.compress, shared.parameters),
+                metrics=task.described_metrics,
+            )
+            eras.append(Era(first_round, setting, membership))
+        return tuple(eras)
+
+    def _split(self, task: Task) -> tuple[DataSet, list[DeviceData]]:
+        """The data to train and test on, and what each device that ever takes part holds of it."""
         parameters = self.data.partition_parameters()
         data, shares = partition(task.data, self.fleet.assign_clusters(), parameters, self.seed, self.code)
-        return hold_out(data, shares, self.data.held_out, self.seed) if self.data.held_out else (data, shares)
+        if self.data.held_out:
+            data, shares = hold_out(data, shares, self.data.held_out, self.seed)
+        held = [DeviceData(data, indices) for indices in shares]
+        return data, [*held, *self.draw_shares(task.data, len(held))]
+
+    def draw_shares(self, undivided: DataSet, first: int) -> list[DeviceData]:
+        """What devices hold that join later, from number `first` on.
+
+        The data are divided once more by the same rule, with other draws, for each further N devices. So a
+        new device holds samples like the others', some of which another one holds, too.
+        """
+        _, last = self.fleet.list_memberships()[-1]
+        cluster, parameters = self.fleet.assign_clusters(), self.data.partition_parameters()
+        drawn: dict[int, tuple[DataSet, list[IntArray]]] = {}
+        found: list[DeviceData] = []
+        for n in range(first, len(last.edge_of)):
+            time, place = divmod(n, cluster.size)
+            if self.data.held_out:
+                raise InputError(f"data.held_out: not with device {n}, which joins later")
+            if time not in drawn:
+                seed = make_key(self.seed, "joining devices", time)
+                drawn[time] = partition(undivided, cluster, parameters, seed, self.code)
+            data, shares = drawn[time]
+            found.append(DeviceData(data, shares[place]))
+        return found
 
     def resolve(self, world: World) -> "Experiment":
         """The experiment with the engine chosen."""
-        engine = choose_engine(self.simulation.engine, world).engine
+        engine = choose_engine(self.simulation.engine, world, self.simulation.device).engine
         return replace(self, simulation=replace(self.simulation, engine=engine))
 
     def _build_start(self, task: Task) -> FlatModule:

@@ -40,7 +40,7 @@ from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.metric import Metric
 from cfel.runlog import RoundRecord
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 
 # Plans fill caps and deadlines up to rounding.
 _ROUNDING = 1e-9
@@ -84,6 +84,26 @@ def initial_control(setting: Setting) -> ControlState:
         realised=open_ledger(clusters),
         spent_joules=np.zeros(setting.fleet.devices),
     )
+
+
+def enter_round(setting: Setting, control: ControlState) -> ControlState:
+    """The control at the start of a global round: a fleet that has grown has more places in the accounts."""
+    devices, clusters = setting.fleet.devices, setting.fleet.clusters
+    if len(control.spent_joules) == devices and control.expected.clusters == clusters:
+        return control
+    return replace(
+        control,
+        expected=replace(control.expected, elapsed_seconds=(0.0,) * clusters),
+        realised=replace(control.realised, elapsed_seconds=(0.0,) * clusters),
+        spent_joules=pad(control.spent_joules, devices, 0.0),
+        losses=None if control.losses is None else pad(control.losses, devices, np.nan),
+        habits=None if control.habits is None else pad(control.habits, devices, 0.0),
+    )
+
+
+def pad(values: FloatArray, size: int, fill: float) -> FloatArray:
+    """The values, followed by as many copies of another one as make them so many."""
+    return np.concatenate([values, np.full(size - len(values), fill)])
 
 
 class FleetEstimates(NamedTuple):

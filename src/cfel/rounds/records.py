@@ -85,7 +85,8 @@ def make_record(
         ends_at_budget: whether the budgets do not cover another round.
         peak_memory_bytes: most memory used so far, if known.
     """
-    setting, ledger = world.setting, control.ledger(world.setting)
+    setting, ahead = (world.at(control.rounds_done - 1 + later).setting for later in (0, 1))
+    ledger = control.ledger(setting)
     # Plans make devices finish together, up to rounding; who was waited for shows in the steps really taken.
     total = global_round_cost(
         [each.realised for each in edge_rounds],
@@ -133,8 +134,9 @@ def make_record(
         download_bytes=math.ceil(sum(int(who.sum()) for who in present) * setting.full_model_bits / 8),
         ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
+        changes=world.changes_after(control.rounds_done),
     )
-    over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
+    over = is_over(ahead.rounds, ahead.budget, setting.metrics[0], record)
     return scores.add_to(record, setting.metrics[0], per_device=world.evaluation.measures_devices(over=over))
 
 

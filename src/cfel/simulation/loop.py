@@ -52,9 +52,9 @@ from cfel.rounds.records import (
 )
 from cfel.simulation.buffered import find_busy, run_buffered, work_during_gossip
 from cfel.simulation.executors import Executor, Job, JobResult
-from cfel.simulation.state import EdgeRoundOrders, RoundOutcome, RunState
+from cfel.simulation.state import EdgeRoundOrders, RoundOutcome, RunState, enter_round
 from cfel.simulation.whole_clusters import ClusterExecutor, group_by_cluster, plan_edge_update, run_clusters
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 from cfel.world import World
 
 # Whole models of devices that are made at a time.
@@ -72,9 +72,11 @@ def simulate(
         state: where to continue from.
         now: wall-clock seconds, for the log only.
     """
-    setting, over = world.setting, False
-    while not over and state.control.rounds_done < setting.rounds.global_rounds:
+    over = _is_complete(world, state)
+    while not over:
         begin = now()
+        world, state = world.at(state.control.rounds_done), enter_round(world, state)
+        setting = world.setting
         edge_rounds: list[EdgeRoundOutcome] = []
         for edge_round in range(setting.rounds.edge_rounds):
             state, outcome = run_edge_round(world, executor, state, edge_round)
@@ -86,19 +88,26 @@ def simulate(
         averaged = map(world.edge_rules.add_to_average, state.models)
         control = close_global_round(setting, state.control)
         state = replace(state, control=control, models=tuple(averaged))
-        last = ends_at_budget(setting, control, partial(_look_ahead, setting, state))
+        # Whether the run is over depends on what is left of it, changes that follow included.
+        ahead, entered = world.at(control.rounds_done).setting, enter_round(world, state)
+        last = ends_at_budget(ahead, entered.control, partial(_look_ahead, ahead, entered))
         record = make_record(
             world,
             control,
             edge_rounds,
             evaluate_round(world, executor, state, ends_at_budget=last),
-            model_sha256=model_sha256(state.models),
+            model_sha256=model_sha256([state.models[i] for i in setting.fleet.list_edges()]),
             wall_seconds=now() - begin,
             ends_at_budget=last,
             peak_memory_bytes=measure_peak_memory(),
         )
         yield RoundOutcome(record, make_plan_table(setting, edge_rounds, record.round), state)
-        over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
+        over = is_over(ahead.rounds, ahead.budget, ahead.metrics[0], record)
+
+
+def _is_complete(world: World, state: RunState) -> bool:
+    done = state.control.rounds_done
+    return done >= world.at(done).setting.rounds.global_rounds
 
 
 def _look_ahead(setting: Setting, state: RunState) -> Observation:
@@ -147,25 +156,26 @@ def run_edge_round(
 def make_jobs(
     world: World, state: RunState, edge_round: int, conditions: Conditions, plan: RoundPlan, rate: float
 ) -> list[Job]:
-    """An order for every device that takes part, with its state, by device and therefore by cluster."""
+    """An order for every device that takes part, with its state, by cluster and device."""
     setting, number, rho, theta = (
         world.setting,
         state.control.rounds_done,
         plan.rho.tolist(),
         plan.theta.tolist(),
     )
+    cluster = setting.fleet.cluster
     return [
         (
             make_order(
                 setting,
                 *(number, edge_round, n, rho[n], theta[n]),
-                model=state.models[setting.fleet.cluster[n]],
+                model=state.models[cluster[n]],
                 rate=rate,
                 local_steps=plan.local_steps,
             ),
             state.devices[n],
         )
-        for n in np.flatnonzero(conditions.available).tolist()
+        for n in sorted(np.flatnonzero(conditions.available).tolist(), key=cluster.__getitem__)
     ]
 
 
@@ -232,6 +242,8 @@ def run_synchronous(
         update = plan_edge_update(world, orders, cluster, numbers)
         models[cluster] = update.apply(models[cluster], reports, world.edge_rules)
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
+    # Sums run by device, whichever cluster it is in.
+    work.sort(key=lambda each: each.device)
     outcome = compute_outcome(setting, orders.conditions, orders.plan, work)
     return replace(state, models=tuple(models), devices=tuple(devices)), outcome
 
@@ -254,16 +266,19 @@ def evaluate_round(
     over devices of their own models. Plans and costs do not depend on any of this.
     """
     setting, asked = world.setting, world.evaluation
-    if not is_evaluated(setting, asked.every, state.control, ends_at_budget=ends_at_budget):
+    ahead = world.at(state.control.rounds_done).setting
+    if not is_evaluated(ahead, asked.every, state.control, ends_at_budget=ends_at_budget):
         return RoundScores()
     models = [world.edge_rules.read_average(model) for model in state.models]
     if asked.on == "mean":
         models = [mean_model(setting.fleet.sizes, dict(enumerate(models)))]
     # Where all devices share one model, its number is 0.
-    number = [i if len(models) > 1 else 0 for i in setting.fleet.cluster.tolist()]
-    measure = partial(measure_each, world, range(len(number)))
+    members = setting.fleet.list_members()
+    number = [int(setting.fleet.cluster[n]) if len(models) > 1 else 0 for n in members]
+    measure = partial(measure_each, world, members)
     personal = losses = None
-    if own := _evaluate_personal(world, executor, state.devices, [models[i] for i in number]):
+    devices = [state.devices[n] for n in members]
+    if own := _evaluate_personal(world, executor, devices, [models[i] for i in number]):
         personal = measure([each.per_sample for each in own])
         losses = measure([each.losses for each in own])
         if world.new_device.memory:

@@ -88,7 +88,7 @@ def _write_rounds(
     done = RunDirectory.open(writer.path).records()
     with watch.follow() as progress:
         # A finished run is followed, too: a tracker may be new to it.
-        if done and is_over(world.setting.rounds, world.setting.budget, world.setting.metrics[0], done[-1]):
+        if done and _ends(world, done[-1]):
             return
         last_saved, stopped = state.control.rounds_done, False
         diverged: DivergedError | None = None
@@ -96,10 +96,7 @@ def _write_rounds(
             for outcome in outcomes:
                 writer.append(outcome.record, outcome.plans)
                 state, number = outcome.state, outcome.record.round
-                over = is_over(
-                    world.setting.rounds, world.setting.budget, world.setting.metrics[0], outcome.record
-                )
-                stopped = watch.interrupted() and not over
+                stopped = watch.interrupted() and not _ends(world, outcome.record)
                 if stopped or (checkpoint_every and number % checkpoint_every == 0):
                     writer.save_checkpoint(to_checkpoint(state))
                     last_saved = number
@@ -115,6 +112,11 @@ def _write_rounds(
             raise diverged.add_details(advice=_advice(writer.path, state.control.rounds_done)) from diverged
         if stopped:
             raise KeyboardInterrupt
+
+
+def _ends(world: World, record: RoundRecord) -> bool:
+    setting = world.at(record.round).setting
+    return is_over(setting.rounds, setting.budget, setting.metrics[0], record)
 
 
 def _advice(path: Path, good_rounds: int) -> str:

@@ -22,9 +22,10 @@ from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import Estimates, stack_estimates, unstack_estimates
 from cfel.learning.models.flat import PARAMETERS, FlatModel
 from cfel.learning.packing import pack_update, unpack_update
+from cfel.rounds import kernel
 from cfel.rounds.kernel import ControlState, initial_control
 from cfel.runlog import Checkpoint, PlanTable, RoundRecord
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 from cfel.world import World
 
 
@@ -160,11 +161,32 @@ class RoundOutcome:
 
 def initial_state(world: World) -> RunState:
     """Before the first round."""
-    fleet = world.setting.fleet
+    setting = world.at(0).setting
     return RunState(
-        control=initial_control(world.setting),
-        models=(world.start,) * fleet.clusters,
-        devices=(world.new_device,) * fleet.devices,
+        control=initial_control(setting),
+        models=(world.start,) * setting.fleet.clusters,
+        devices=(world.new_device,) * setting.fleet.devices,
+    )
+
+
+def enter_round(world: World, state: RunState) -> RunState:
+    """The state at the start of a global round, with places for those that join.
+
+    An edge server that joins begins with the model of the first one that was there before.
+    """
+    number = state.control.rounds_done
+    before, now = (world.at(each).setting.fleet for each in (max(number - 1, 0), number))
+    if before is now:
+        return state
+    first, new = state.models[before.list_edges()[0]], set(now.list_edges()) - set(before.list_edges())
+    known = [*state.models, *[first] * (now.clusters - len(state.models))]
+    members = set(now.list_members())
+    return replace(
+        state,
+        control=kernel.enter_round(world.at(number).setting, state.control),
+        models=tuple(first if i in new else model for i, model in enumerate(known)),
+        devices=(*state.devices, *(world.new_device,) * (now.devices - len(state.devices))),
+        pending=tuple(each for each in state.pending if each.device in members),
     )
 
 
@@ -206,12 +228,14 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
         habits=np.array(tensors["habits"], dtype=np.float64) if "habits" in tensors else None,
     )
     known = unstack_estimates(tensors)
-    size, devices = world.start.parameters.numel(), world.setting.fleet.devices
+    # Those of the last finished round; who joins after it comes with the next.
+    fleet = world.at(max(checkpoint.round - 1, 0)).setting.fleet
+    size, devices = world.start.parameters.numel(), fleet.devices
     if len(known) != devices or control.spent_joules.shape != (devices,):
         raise InputError(f"it is of {len(known)} devices, this experiment has {devices}")
     return RunState(
         control=control,
-        models=read_edge_models(checkpoint, world.setting.fleet.clusters, world.start),
+        models=read_edge_models(checkpoint, fleet.clusters, world.start),
         devices=tuple(
             DeviceState(
                 _read_memory(tensors, number, world),
@@ -250,7 +274,7 @@ class EdgeRoundOrders(NamedTuple):
         conditions: of the devices that begin now.
         plan: what these are asked.
         used: share of the run that is over, by which learning rates fall.
-        jobs: the orders with the devices' states, by device and therefore by cluster.
+        jobs: the orders with the devices' states, by cluster and device.
     """
 
     number: int

@@ -8,7 +8,7 @@ stationary distribution, πW = π: repeated gossip brings every edge server to �
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -43,24 +43,18 @@ From the European Commission's ICT impact study of 2020, as quoted at methodolog
 
 @dataclass(frozen=True, slots=True)
 class TopologyParameters:
-    """The backhaul graph, as the experiment file's `[topology]` has it.
+    """The backhaul graph, as the experiment file's `[topology]` has it."""
 
-    Attributes:
-        kind: "ring", "line", "star", "grid", "complete", "erdos-renyi", "edges", an entry point's name, or
-            "module:function".
-        p_edge: probability of each edge, in (0, 1]; "erdos-renyi" only.
-        file: edge list, two cluster numbers per line; "edges" only.
-        edges: the same as pairs, instead of a file; "edges" only.
-        weights: the mean that gossip converges to: "uniform" counts clusters, "size" counts devices.
-        joules_per_bit: energy of a bit over a link between edge servers: a number, or "wired" (1.35e-8) or
-            "radio" (6.3e-8) for published averages; 0, as in the paper, charges nothing.
-    """
-
+    # "ring", "line", "star", "grid", "complete", "erdos-renyi", "edges", an entry point's name, or
+    # "module:function".
     kind: str = "ring"
-    p_edge: float = 0.5
-    file: str | None = None
-    edges: tuple[tuple[int, int], ...] = ()
+    p_edge: float = 0.5  # probability of each edge, in (0, 1]; "erdos-renyi" only
+    file: str | None = None  # edge list, two cluster numbers per line; "edges" only
+    edges: tuple[tuple[int, int], ...] = ()  # the same as pairs, instead of a file; "edges" only
+    # The mean that gossip converges to: "uniform" counts clusters, "size" counts devices.
     weights: str = "uniform"
+    # Energy of a bit over a link between edge servers: a number, or "wired" (1.35e-8) or "radio" (6.3e-8) for
+    # published averages; 0, as in the paper, charges nothing.
     joules_per_bit: float | str = 0.0
 
     def __post_init__(self) -> None:
@@ -256,7 +250,25 @@ class Backhaul:
 
     @property
     def clusters(self) -> int:
+        """Number of edge servers, those that have left included."""
         return self.target.size
+
+    @property
+    def members(self) -> list[int]:
+        """The edge servers that belong to the fleet; the others are linked to nobody, and weigh nothing."""
+        found: list[int] = np.flatnonzero(self.target).tolist()
+        return found
+
+    def place(self, numbers: Sequence[int], clusters: int) -> "Backhaul":
+        """The same between the edge servers of these numbers, of so many; the others keep their model."""
+        if clusters == len(numbers):
+            return self
+        graph = _make_graph(clusters, ((numbers[a], numbers[b]) for a, b in self.graph.edges))
+        weights, target = np.eye(clusters), np.zeros(clusters)
+        weights[np.ix_(numbers, numbers)], target[list(numbers)] = self.weights, self.target
+        return Backhaul(
+            graph, validation.make_read_only(weights), validation.make_read_only(target), self.zeta
+        )
 
     @property
     def edges(self) -> tuple[tuple[int, int], ...]:
@@ -265,14 +277,40 @@ class Backhaul:
 
 
 def build_backhaul(
-    parameters: TopologyParameters, sizes: ArrayLike, seed: int, code: CodePolicy = BUILT_IN_ONLY
+    parameters: TopologyParameters,
+    sizes: ArrayLike,
+    seed: int,
+    code: CodePolicy = BUILT_IN_ONLY,
+    numbers: Sequence[int] | None = None,
 ) -> Backhaul:
-    """Builds graph, weights, target and ζ of one experiment, given the devices per cluster."""
+    """Builds graph, weights, target and ζ of one experiment, given the devices per cluster.
+
+    Where only some edge servers belong to the fleet, `numbers` are theirs, in the order of `sizes`. Links
+    that are listed one by one stay those between them; every other kind of graph is built for so many.
+    """
+    if numbers is not None:
+        parameters = _keep_links(parameters, numbers)
+        # One that has just joined has no devices yet, but must hear of the others' models.
+        sizes = np.maximum(sizes, 1)
     target = target_weights(parameters.weights, sizes)
     graph = build_graph(parameters, target.size, seed, code)
     weights = metropolis_weights(graph, target)
     check_mixing(weights, target, graph)
     return Backhaul(graph, validation.make_read_only(weights), target, zeta(weights, target))
+
+
+def _keep_links(parameters: TopologyParameters, numbers: Sequence[int]) -> TopologyParameters:
+    """The topology with the listed links between these edge servers, which are then counted from 0."""
+    if parameters.kind != "edges":
+        return parameters
+    if len(numbers) == 1:
+        return replace(parameters, kind="line", file=None, edges=())
+    links = parameters.edges if parameters.file is None else read_edges(parameters.file)
+    place = {number: i for i, number in enumerate(numbers)}
+    kept = tuple((place[a], place[b]) for a, b in links if a in place and b in place)
+    if not kept:
+        raise InputError(f"topology.edges: no link between the edge servers {list(numbers)}")
+    return replace(parameters, file=None, edges=kept)
 
 
 def retarget_backhaul(backhaul: Backhaul, target: ArrayLike, *, at_once: bool = False) -> Backhaul:
@@ -314,12 +352,14 @@ def metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike) -> FloatArray:
 
     W_ij = min(1/(d_i+1), π_j/(π_i(d_j+1))) for neighbours i, j with degrees d, and the rest on the diagonal.
     """
-    target = _check_distribution(pi, graph.number_of_nodes())
+    target = _check_distribution(pi, graph.number_of_nodes(), above=None)
     adjacency = _adjacency(graph)
     # Counting the edge server itself keeps the diagonal positive, so that gossip cannot oscillate.
     places = adjacency.sum(axis=1) + 1
     pull = target / places
-    weights = np.where(adjacency, np.minimum(1 / places[:, None], pull[None, :] / target[:, None]), 0.0)
+    # An edge server that has left weighs nothing and has no neighbour.
+    own = np.where(target > 0, target, 1.0)
+    weights = np.where(adjacency, np.minimum(1 / places[:, None], pull[None, :] / own[:, None]), 0.0)
     np.fill_diagonal(weights, 1 - weights.sum(axis=1))
     return weights
 
@@ -330,7 +370,7 @@ def live_metropolis_weights(graph: "nx.Graph[int]", pi: ArrayLike, live: ArrayLi
     The live ones use `metropolis_weights` on the sub-graph between them. Rows still sum to 1 and πW = π
     still holds. The sub-graph may fall apart; each part then averages on its own for this step.
     """
-    target = _check_distribution(pi, graph.number_of_nodes())
+    target = _check_distribution(pi, graph.number_of_nodes(), above=None)
     present = validation.check_booleans("live", live, length=target.size)
     nodes = np.flatnonzero(present)
     # The identity leaves the missing edge servers' models as they are.
@@ -398,8 +438,8 @@ def _reject_sums(sentence: str, found: FloatArray, wanted: FloatArray) -> None:
         raise InputError(f"mixing matrix: {sentence.format(first, found[first])} ({wanted[first]:g})")
 
 
-def _check_distribution(pi: ArrayLike, clusters: int) -> FloatArray:
-    target = validation.check_floats("pi", pi, length=clusters, above=0)
+def _check_distribution(pi: ArrayLike, clusters: int, above: float | None = 0) -> FloatArray:
+    target = validation.check_floats("pi", pi, length=clusters, least=0, above=above)
     if abs(target.sum() - 1) > TOLERANCE:
         raise InputError(f"pi: sums to {target.sum()!s}, must be 1")
     return target
@@ -429,6 +469,11 @@ class SampledLinks:
 
     matchings: tuple[tuple[Link, ...], ...]
     chances: FloatArray
+
+    def place(self, numbers: Sequence[int]) -> "SampledLinks":
+        """The same between the edge servers of these numbers."""
+        matchings = (tuple((numbers[a], numbers[b]) for a, b in links) for links in self.matchings)
+        return SampledLinks(tuple(matchings), self.chances)
 
     def draw(self, seed: int, global_round: int, edge_rounds_done: int, step: int) -> tuple[Link, ...]:
         """The active links of one gossip step."""

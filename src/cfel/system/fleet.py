@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cfel import validation
-from cfel.arrays import FloatArray, IntArray
+from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import InputError
+from cfel.membership import FleetChange, Membership, list_memberships, start_membership
 from cfel.seeding import draw_uniforms
 from cfel.system.availability import (
     Availability,
@@ -23,7 +24,7 @@ from cfel.system.availability import (
 )
 from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
 from cfel.system.device_classes import HardwareConditions
-from cfel.system.traces import TraceParameters, read_trace
+from cfel.system.device_tables import TraceParameters, read_trace
 
 ConditionParameters = RandomConditions | HardwareConditions | TraceParameters
 
@@ -48,6 +49,10 @@ class FleetParameters:
         participation_by: chances of devices, all alike ("uniform") or by their training "samples".
         estimate_error: how wrong plans are about μ, α and ν of every device, in [0, 1): each is taken to be
             up to that share more or less, the same throughout the run. Costs are those of the true values.
+        changes: how the fleet changes in the course of the run: tables with `round` (the first that a change
+            holds for) and `what` ("add device", "remove device", "move device", "add edge", "remove edge",
+            "drain edge", "extend", "pause" or "resume"), and `device`, `edge`, `rounds`, `seconds` or
+            `joules`.
     """
 
     devices: int = 64
@@ -59,6 +64,7 @@ class FleetParameters:
     participation_per: str = "edge_round"
     participation_by: str = "uniform"
     estimate_error: float = 0.0
+    changes: tuple[FleetChange, ...] = ()
 
     def __post_init__(self) -> None:
         validation.check_whole("fleet.devices", self.devices, least=1, most=MAX_DEVICES)
@@ -82,6 +88,12 @@ class FleetParameters:
                 raise InputError("fleet.battery_joules: not together with conditions.battery_share")
         # Also rejects a number of devices that does not fit the clusters.
         self.sampling().count(cluster_sizes(self.devices, self.clusters))
+        if self.changes:
+            self.list_memberships()
+
+    def list_memberships(self) -> tuple[tuple[int, Membership], ...]:
+        """Who belongs to the fleet from which global round, from 0, on."""
+        return list_memberships(start_membership(self.assign_clusters().tolist()), self.changes)
 
     def assign_clusters(self) -> IntArray:
         """The cluster of every device; devices of a cluster have consecutive ids."""
@@ -98,8 +110,8 @@ class Fleet:
     """The fleet, built.
 
     Attributes:
-        cluster: cluster of every device; devices of a cluster have consecutive ids.
-        sizes: devices per cluster.
+        cluster: cluster of every device, or the last one of a device that has left.
+        sizes: devices per cluster, without those that have left.
         model: where conditions come from.
         availability: which devices are absent when.
         battery_joules: charge per device, infinity for mains power; None if no device has a limit.
@@ -107,6 +119,8 @@ class Fleet:
         participation: which of the available devices are asked.
         samples: training samples per device; None where no data has been loaded.
         estimate_error: how wrong plans are about μ, α and ν.
+        members: whether each device belongs to the fleet now; None for all.
+        edges: numbers of the edge servers that do; None for all.
     """
 
     cluster: IntArray
@@ -118,11 +132,38 @@ class Fleet:
     participation: Participation = field(default_factory=Participation)
     samples: FloatArray | None = None
     estimate_error: float = 0.0
+    members: BoolArray | None = None
+    edges: tuple[int, ...] | None = None
 
     @property
     def devices(self) -> int:
-        """Number of devices N."""
+        """Number of devices N, those that have left included: their numbers are not reused."""
         return self.cluster.size
+
+    def list_members(self) -> list[int]:
+        """The devices that belong to the fleet now."""
+        return [n for n in range(self.devices) if self.members is None or self.members[n]]
+
+    def list_edges(self) -> list[int]:
+        """The edge servers that belong to the fleet now."""
+        return list(range(self.clusters) if self.edges is None else self.edges)
+
+    def change(self, membership: Membership) -> "Fleet":
+        """The fleet with other members; the others keep their numbers, conditions and batteries."""
+        cluster = np.array(membership.edge_of, dtype=np.int64)
+        members = np.isin(np.arange(cluster.size), list(membership.devices))
+        battery = self.battery_joules
+        if battery is not None:
+            # A battery is given per number; one that is not listed is mains power.
+            battery = np.append(battery, np.full(cluster.size, np.inf))[: cluster.size]
+        return replace(
+            self,
+            cluster=validation.make_read_only(cluster),
+            sizes=validation.make_read_only(np.bincount(cluster[members], minlength=membership.clusters)),
+            battery_joules=battery,
+            members=validation.make_read_only(members),
+            edges=membership.edges,
+        )
 
     @property
     def clusters(self) -> int:
@@ -145,6 +186,8 @@ class Fleet:
         found = self.model.conditions(seed, global_round, edge_round, self.devices, model_bits)
         # Absence is drawn per global round: a device does not come and go within one.
         absent = self.availability.is_absent(seed, global_round, self.devices)
+        if self.members is not None:
+            absent = absent | ~self.members
         if self.trace is not None:
             absent = absent | self.trace.is_absent(global_round, self.devices)
         if self.battery_joules is not None and spent_joules is not None:

@@ -79,7 +79,8 @@ def oort(parameters: SchemeParameters) -> Scheme:
         if not seen.conditions.available.any():
             return make_empty_plan(devices), state
         # When each device was asked last, counted in plans from 1; 0 for never.
-        asked = np.array(state["asked"] or [0] * devices)
+        # A fleet may have grown since.
+        asked = np.array(state["asked"] + [0] * (devices - len(state["asked"])))
         number = state["plans"] + 1
         seconds, _ = compute_costs(seen, 1.0, 1.0)
         utility = rate(options, seen, seconds, asked, number, state["threshold"])

@@ -382,6 +382,7 @@ class Experiment:
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
             variances=flat.find_variances(),
+            model_name="" if self.data.task is not None else self.model.name,
             eras=eras,
             changes=self.fleet.changes,
             change=change,

@@ -708,11 +708,11 @@ def tabulate_full(out: Path, target: float) -> tuple[dict[str, Any], str]:
     rows = {row: _cross_all(runs, target) for row, runs in group_rows(out).items()}
     dataset = tomllib.loads(next(iter(load_tree(out).values())).experiment_toml)["data"]["name"]
     printed = group_rows(HERE.parent / "results" / f"paper-channel-{dataset}-full")["cef"]
+    document = {row: [asdict(found[seed]) for seed in sorted(found)] for row, found in rows.items()}
     rows["cef"] = _cross_all(printed, target)
     cells = [_compare_full(row, found, rows) for row, found in rows.items() if found]
     headings = ("Row", "Seeds", "Time", "Energy", "Backhaul", "Gain over CEF: time", "energy")
     headings += ("Gain of HCEF+ over the row: time", "energy", "energy with the backhaul")
-    document = {row: [asdict(found[seed]) for seed in sorted(found)] for row, found in rows.items()}
     return {"item": "full", "target": target, "rows": document}, format_rows(headings, cells)
 
 
@@ -752,9 +752,9 @@ def _compare_full(
 ) -> list[str]:
     own = [found[seed] for seed in sorted(found)]
     gigabytes = mean(each.backhaul_joules for each in own) / BACKHAUL_JOULES_PER_BIT / 8e9
-    shown = [f"`{row}`", str(len(own)), f"{geometric_mean(each.seconds for each in own):,.0f} s"]
+    shown = [f"`{row}`", str(len(own)), f"{mean(each.seconds for each in own):,.0f} s"]
     shown += [
-        f"{geometric_mean(each.joules for each in own) / 1e3:.1f} kJ",
+        f"{mean(each.joules for each in own) / 1e3:.1f} kJ",
         "–" if math.isnan(gigabytes) else f"{gigabytes:.1f} GB",
     ]
     shown += [_show_gains(found, rows["cef"], cost) for cost in ("seconds", "joules")]

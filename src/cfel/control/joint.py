@@ -5,11 +5,12 @@ What is particular to P2 is here: a sharper bound where few devices leave a gap.
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
-from cfel.arrays import FloatArray
-from cfel.control.curves import Bracket, measure_gap, search_price, settle_within
+from cfel.arrays import FloatArray, IndexArray
+from cfel.control.curves import Bracket, ask_fleet, find_prices, measure_gap, search_price, settle_within
 from cfel.control.problem import Limits, RoundProblem
 from cfel.control.segments import PricedFleet
 from cfel.control.solution import Proposal
@@ -19,10 +20,6 @@ SHARPEN_ABOVE = 3e-4
 # Intervals of θ tried per device, and devices tried, one at a time.
 CASES = 8
 MOST_CASE_DEVICES = 2
-# Prices at which each case is bounded, relative to the price of energy.
-CASE_PRICES = np.array(
-    [0.2, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 5.0]
-)
 
 
 def solve_joint(problem: RoundProblem, limits: Limits) -> Proposal:
@@ -32,7 +29,8 @@ def solve_joint(problem: RoundProblem, limits: Limits) -> Proposal:
     plan = settle_within(fleet, bracket, limits.joules)
     bound = bracket.lower_bound
     if measure_gap(plan, bound) > SHARPEN_ABOVE:
-        bound = max(bound, _bound_by_cases(fleet, bracket, limits.joules))
+        jumping = np.flatnonzero(bracket.over.response.choice != bracket.under.response.choice)
+        bound = max(bound, _bound_by_cases(fleet, limits.joules, jumping))
     scale = problem.sigma2 + problem.g2
     return Proposal(
         plan.rho,
@@ -58,47 +56,28 @@ def interpolate_rho(bracket: Bracket, energy_cap: float) -> FloatArray:
 # level of branch and bound.
 
 
-def _bound_by_cases(fleet: PricedFleet, bracket: Bracket, energy_cap: float) -> float:
+def _bound_by_cases(fleet: PricedFleet, energy_cap: float, devices: IndexArray) -> float:
     """The best bound from cutting up the θ of one of the first devices; −inf where there is none to cut."""
-    jumping = np.flatnonzero(bracket.over.response.choice != bracket.under.response.choice)
-    cases = [_Cases(fleet, int(device), energy_cap) for device in jumping[:MOST_CASE_DEVICES]]
-    return max((each.bound(bracket.price) for each in cases), default=-np.inf)
+    bounds = [_bound_device(fleet, energy_cap, int(device)) for device in devices[:MOST_CASE_DEVICES]]
+    return max(bounds, default=-np.inf)
 
 
-class _Cases:
-    """A device with its range of θ cut into intervals, beside the others as they are.
+def _bound_device(fleet: PricedFleet, energy_cap: float, device: int) -> float:
+    ends = np.linspace(fleet.terms.theta_min[device], fleet.terms.theta_max[device], CASES + 1)
+    cases = pairwise(ends.tolist())
+    return min(_bound_case(fleet, energy_cap, device, low, high) for low, high in cases)
 
-    At any price, only this device's response differs from case to case, and every price gives a bound.
-    """
 
-    def __init__(self, fleet: PricedFleet, device: int, energy_cap: float) -> None:
-        self._fleet, self._device, self._energy_cap = fleet, device, energy_cap
-        ends = np.linspace(fleet.terms.theta_min[device], fleet.terms.theta_max[device], CASES + 1)
-        terms = replace(fleet.terms.take(np.full(CASES, device)), theta_min=ends[:-1], theta_max=ends[1:])
-        self._alone = replace(fleet, cluster=np.zeros(CASES, dtype=np.intp), clusters=1).change(terms)
-        least = terms.least_joules
-        others = float(fleet.terms.least_joules.sum()) - fleet.terms.least_joules[device]
-        seconds = terms.rho_min * terms.step_seconds + terms.theta_min * terms.upload_seconds
-        too_much = (least > terms.joules) | (others + least > energy_cap)
-        self._possible = ~(too_much | (seconds > terms.seconds))
-
-    def bound(self, price: float) -> float:
-        """The least of the cases' bounds: prices around the given one, then between the best of these."""
-        prices = price * CASE_PRICES
-        found = self._bound_at(prices)
-        best = np.clip(found.argmax(axis=0), 1, len(prices) - 2)
-        closer = np.linspace(prices[best - 1], prices[best + 1], CASES + 1)
-        found = np.vstack([found, self._bound_at(np.unique(closer))]).max(axis=0)
-        return float(np.where(self._possible, found, np.inf).min())
-
-    def _bound_at(self, prices: FloatArray) -> FloatArray:
-        """Every case's bound at every price, prices × cases."""
-        column = prices[:, np.newaxis]
-        whole = self._value(self._fleet, column)
-        others = whole.sum(axis=1) - whole[:, self._device] - prices * self._energy_cap
-        return np.asarray(others[:, np.newaxis] + self._value(self._alone, column))
-
-    def _value(self, fleet: PricedFleet, column: FloatArray) -> FloatArray:
-        """Least cost + λ · joules of every device."""
-        response = fleet.respond(np.repeat(column, fleet.size, axis=1))
-        return np.asarray(response.cost + column * response.joules)
+def _bound_case(fleet: PricedFleet, energy_cap: float, device: int, low: float, high: float) -> float:
+    """The bound with the device's θ within [low, high]; +inf if no such plan is within the limits."""
+    terms = fleet.terms
+    theta_min, theta_max = terms.theta_min.copy(), terms.theta_max.copy()
+    theta_min[device], theta_max[device] = low, high
+    least_seconds = terms.rho_min[device] * terms.step_seconds[device] + low * terms.upload_seconds[device]
+    narrower = replace(terms, theta_min=theta_min, theta_max=theta_max)
+    least_joules = narrower.least_joules
+    too_slow = least_seconds > terms.seconds[device]
+    too_much = least_joules[device] > terms.joules[device] or float(least_joules.sum()) > energy_cap
+    if too_slow or too_much:
+        return np.inf
+    return find_prices(ask_fleet(fleet.change(narrower)), energy_cap)[2]

@@ -15,6 +15,7 @@ from cfel.deployment.protocol.calls import Answer, RemoteCalls, Request
 from cfel.deployment.protocol.device_requests import (
     ExperimentOver,
     ModelRequest,
+    NextAnswer,
     NextModel,
     NextOrder,
     NextRequest,
@@ -51,7 +52,7 @@ def orders(model: FlatModel, *devices: int) -> dict[int, DeviceOrder]:
 
 async def news(
     at: DeviceService, device: int, known: str = ""
-) -> NoOrder | ExperimentOver | NextModel | NextOrder:
+) -> NextAnswer:
     return await asyncio.wait_for(at.next(Identity("device", device), NextRequest(known)), 5)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cfel.deployment.device.agent import DeviceAgent
+from cfel.deployment.device.agent import DeviceAgent, add_device
 from cfel.deployment.edge.node import EdgeNode, ServeStatus
 from cfel.deployment.fleet_limit import check_fleet_size
 from cfel.deployment.host import make_host
@@ -76,9 +76,7 @@ async def run_edge(
 ) -> None:
     """Runs an edge server until the experiment is over or the task is cancelled."""
     number, clusters = node.identity.number, world.setting.fleet.clusters
-    if number >= clusters:
-        raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
-    _check_addresses(node, clusters)
+    _check_addresses(node, max(clusters, number + 1))
     check_fleet_size(world, deployment)
     credentials = CredentialFiles(node.certificates, node.identity)
     client = GrpcClient(
@@ -90,7 +88,7 @@ async def run_edge(
         TRANSFER_METHODS,
     )
     calls = RemoteCalls(client, experiment_check.parts)
-    edge = EdgeNode(world, deployment, number, node.directory, calls, make_host(), credentials)
+    edge = EdgeNode(world, deployment, number, node.directory, calls, make_host(), credentials, client.reach)
     endpoints = experiment_check.check_endpoints(edge.endpoints.values())
     listener = GrpcServer(credentials, endpoints, edge.on_rejection, deployment)
     port = await listener.start(node.listen or node.addresses[number])
@@ -104,10 +102,9 @@ async def run_edge(
 
 
 def _check_addresses(node: Node, clusters: int) -> None:
-    if len(node.addresses) != clusters:
+    if len(node.addresses) < clusters:
         raise InputError(
-            f"{node.identity}: addresses has {len(node.addresses)} entries, the experiment {clusters} edge "
-            "servers"
+            f"{node.identity}: addresses has {len(node.addresses)} entries, there are {clusters} edge servers"
         )
 
 
@@ -128,10 +125,7 @@ async def run_device(
         data: its own samples; None for its part of the experiment's.
     """
     number = node.identity.number
-    if number >= world.setting.fleet.devices:
-        raise InputError(
-            f"{node.identity}: the experiment has devices 0 to {world.setting.fleet.devices - 1}"
-        )
+    world = add_device(world, number)
     _check_addresses(node, world.setting.fleet.clusters)
     data = data or own_data(world, number)
     credentials, kept = CredentialFiles(node.certificates, node.identity), device_connections(deployment)
@@ -142,7 +136,10 @@ async def run_device(
     host = make_host()
     try:
         with host.disk.reserve(node.directory):
-            agent = DeviceAgent(world, number, data, deployment, calls, node.directory, host, counter)
+            homes = range(len(node.addresses))
+            agent = DeviceAgent(
+                world, number, data, deployment, calls, node.directory, host, counter, homes, client.reach
+            )
             async with watch_expiry(lambda: credentials.validity):
                 await agent.run()
     finally:

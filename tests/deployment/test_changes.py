@@ -87,7 +87,9 @@ def repeat(records: list[RoundRecord], asked: Experiment | None = None) -> list[
 
 
 def play(
-    operate: Callable[[Changing], Awaitable[None]], asked: Experiment | None = None, built: World | None = None
+    operate: Callable[[Changing], Awaitable[None]],
+    asked: Experiment | None = None,
+    built: World | None = None,
 ) -> tuple[Changing, list[RoundRecord]]:
     """A federation that an operator changes until it has ended, and its log."""
 
@@ -122,3 +124,74 @@ def test_devices_come_move_and_go() -> None:
     assert [each.devices_taking_part for each in records] == [6, 7, 6, 6, 6]
     assert timeless(records) == repeat(records)
     assert federation.devices(2) == (1, 5)
+
+
+def test_an_edge_server_joins_and_another_leaves() -> None:
+    """Edge 3 joins without devices, gets some, and edge 0 leaves: its devices go to the smaller clusters."""
+
+    async def operate(federation: Changing) -> None:
+        federation.start(Identity("edge", 3))
+        await federation.ask("extend", rounds=3)
+        assert await federation.ask("add edge", edge=3) == 3
+        assert await federation.ask("move device", device=(2,), edge=3) == 4
+        assert await federation.ask("remove edge", edge=0, of=1) == 5
+        await until("it has ended", federation.tasks[Identity("edge", 0)].done)
+
+    federation, records = play(operate)
+    assert len(records) == 6
+    assert timeless(records) == repeat(records)
+    assert [federation.devices(i) for i in (1, 2, 3)] == [(0, 3), (4, 5), (1, 2)]
+    for i in (1, 2, 3):
+        assert federation.edges[i].member.state.electorate.members == (1, 2, 3)
+        assert federation.log(i) == records
+
+
+def test_devices_of_an_edge_server_that_is_gone_work_elsewhere() -> None:
+    """Edge 2 dies in the first round and never comes back; its devices 4 and 5 take part again."""
+
+    async def operate(federation: Changing) -> None:
+        await federation.ask("extend", rounds=3)
+        await federation.kill(Identity("edge", 2))
+        await until("they are taken over", lambda: {4, 5} <= {*federation.devices(0), *federation.devices(1)})
+
+    _, records = play(operate)
+    assert [each.devices_taking_part for each in records][-2:] == [6, 6]
+    moves = [change for record in records for change in record.changes if change.what == "move device"]
+    assert sorted(n for each in moves for n in each.device) == [4, 5]
+    assert {each.home for each in moves} == {2}
+
+
+def test_a_pause_lasts_until_somebody_resumes() -> None:
+    async def operate(federation: Changing) -> None:
+        assert await federation.ask("pause") == 2
+        await asyncio.sleep(100.0)
+        assert len(federation.log()) == 1
+        assert "paused by an operator" in federation.edges[0].take_snapshot().problem
+        leader = federation.coordinator()
+        assert leader is not None
+        await federation.kill(Identity("edge", leader))
+        await asyncio.sleep(30.0)
+        federation.start(Identity("edge", leader))
+        await asyncio.sleep(30.0)
+        assert len(federation.log((leader + 1) % 3)) == 1
+        assert await federation.ask("resume", of=(leader + 1) % 3) == 3
+
+    _, records = play(operate)
+    assert timeless(records) == repeat(records)
+    assert [each.what for record in records for each in record.changes] == ["pause", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"what": "move device", "device": (9,), "edge": 1}, "device 9 is no member"),
+        ({"what": "remove edge", "edge": 7}, "edge 7 is no member"),
+    ],
+)
+def test_an_impossible_change_is_refused_at_once(fields: dict[str, Any], words: str) -> None:
+    async def operate(federation: Changing) -> None:
+        with pytest.raises(RejectedError, match=words):
+            await federation.ask(**fields)
+
+    _, records = play(operate)
+    assert not any(each.changes for each in records)

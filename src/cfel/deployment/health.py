@@ -42,10 +42,11 @@ class PeerContacts:
 
     def change_others(self, others: Iterable[int]) -> None:
         """The other edge servers from now on."""
-        for number in set(others) - self._heard_at.keys():
+        wanted = set(others)
+        for number in wanted - self._heard_at.keys():
             self._heard_at[number] = None
             self._answered_at[number] = self._there_since[number] = self._now()
-        for number in self._heard_at.keys() - set(others):
+        for number in self._heard_at.keys() - wanted:
             del self._heard_at[number], self._answered_at[number], self._there_since[number]
 
     def note(self, node: Identity) -> None:

@@ -6,7 +6,7 @@ So those who asked ask again until the log has their change; its ticket makes it
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from cfel.errors import InputError, RejectedError
@@ -36,6 +36,7 @@ class PendingChanges:
         """
         if change.ticket in self._refused:
             raise RejectedError(self._refused[change.ticket])
+        self.forget(world.changes)
         if any(each.ticket == change.ticket for each in self.waiting):
             return
         asked = [replace(each, round=rounds_done + 2) for each in (*self.waiting, change)]
@@ -49,6 +50,13 @@ class PendingChanges:
     def is_resumed(self) -> bool:
         """Whether somebody has asked for the end of a pause."""
         return any(each.what == "resume" for each in self.waiting)
+
+    def drop_moves(self, gone: Collection[int]) -> None:
+        """Drops devices' moves away from edge servers that are back."""
+        for change in self.waiting:
+            if change.home is not None and change.home != change.edge and change.home not in gone:
+                self._refused[change.ticket] = f"edge-{change.home} is back"
+        self.forget(())
 
     def take(self, world: World, number: int) -> World:
         """The world in which the changes that wait hold from a global round (from 1) on.

@@ -70,6 +70,7 @@ from cfel.deployment.protocol.edge_requests import (
 )
 from cfel.deployment.security.identity import Identity
 from cfel.errors import AllDivergedError, UnreachableError
+from cfel.membership import FleetChange
 from cfel.rounds.estimates import (
     find_impossible,
     implausible_devices,
@@ -353,7 +354,7 @@ class Coordinator:
         """The gossip step that ends a global round, and its record; returns also whether the run is over."""
         setting, evaluation = self._world.setting, self._world.evaluation
         # What is asked for now holds from the next round on, and counts in whether there is one.
-        world = self._pending.take(self._world, state.control.rounds_done + 2)
+        world = self._take_changes(state)
         closed = replace(state, control=close_global_round(setting, state.control))
         ahead = world.at(closed.control.rounds_done).setting
         last = await self._ends_at_budget(world, closed)
@@ -396,6 +397,19 @@ class Coordinator:
         after = replace(after, control=control, edge_round=0, step=0, finished=())
         after = replace(enter_round(world, after), started_at=self._host.time_of_day())
         return (after if over else self._enter(after)), over
+
+    def _take_changes(self, state: CoordinatorState) -> World:
+        """The world with the changes that were asked for, from the next round on."""
+        gone = self._edges.find_gone()
+        self._pending.drop_moves(gone)
+        if self._deployment.fail_over == "return":
+            members = self._world.membership_at(state.control.rounds_done)
+            for device, home in members.guests:
+                if home in members.edges and home not in gone and home not in self._edges.missing:
+                    ticket = f"device-{device} returns after round {state.position[0] + 1}"
+                    back = FleetChange(1, "move device", (device,), home, ticket=ticket)
+                    self._pending.submit(self._world, back, state.position[0])
+        return self._pending.take(self._world, state.control.rounds_done + 2)
 
     async def _close(self, command: CloseCommand, world: World) -> set[int]:
         """Has the record logged by all, those that leave or join with it included; returns who has done so.

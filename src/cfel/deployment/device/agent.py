@@ -148,7 +148,8 @@ class DeviceAgent:
 
     def _try_others(self) -> None:
         """Asks the next edge server, if the present one has been silent for long."""
-        if self._asking.silent_seconds <= self._parameters.gone_seconds or len(self._homes) < 2:
+        stays = self._parameters.fail_over == "never" or len(self._homes) < 2
+        if stays or self._asking.silent_seconds <= self._parameters.gone_seconds:
             return
         place = self._homes.index(self._edge.number) if self._edge.number in self._homes else -1
         self._turn_to(Identity("edge", self._homes[(place + 1) % len(self._homes)]))

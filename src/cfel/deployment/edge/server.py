@@ -368,7 +368,7 @@ class EdgeServer:
         samples = {report.device: report.samples for report in reports}
         world = self.world
         weights = device_weights(world.setting, plan, samples)
-        share, local = len(reports) / len(self._devices.devices), world.training.local
+        share, local = len(reports) / max(len(self._devices.devices), 1), world.training.local
         rate = local.learning_rate * local.find_rate(used)
 
         def add_up() -> FlatModel | None:
@@ -507,6 +507,8 @@ class EdgeServer:
 
     def _list_neighbours(self, backhaul: Backhaul) -> list[int]:
         """Edge servers that it gossips with."""
+        if self.number >= backhaul.clusters:
+            return []
         row = backhaul.weights[self.number]
         return [j for j in np.flatnonzero(row).tolist() if j != self.number]
 
@@ -576,7 +578,9 @@ class EdgeServer:
         await self._admit_command(caller, command)
         self.log.check(command.record)
         # The state is never behind the log: the model at the end belongs to the last record.
-        await self._catch_up((command.record.round, 0, 0), caller.number)
+        # One that joins with this record takes its model when the next round begins.
+        if command.last or self.number in self.whole.membership_at(command.record.round - 1).edges:
+            await self._catch_up((command.record.round, 0, 0), caller.number)
         await self._fetch_missed_rounds(caller, command.record.round - 1)
         await self._write("log", lambda: self.log.write(command.record, command.plans))
         self.learn([command.record])

@@ -20,7 +20,9 @@ from cfel.learning.models.builders import model_builder
 from cfel.learning.task import DeviceData, Task, initial_model
 from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.seeding import make_generator
-from cfel.system import Availability, FleetParameters, TopologyParameters, build_backhaul, build_fleet
+from cfel.system.availability import Availability
+from cfel.system.backhaul import TopologyParameters, build_backhaul
+from cfel.system.fleet import FleetParameters, build_fleet
 from cfel.world import Evaluations, World
 
 SEED = 0

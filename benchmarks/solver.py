@@ -24,7 +24,7 @@ from cfel.control.list_solver import PairTable, Weighing, list_steps, list_theta
 from cfel.control.problem import find_feasible_limits
 from cfel.control.segments import PricedFleet
 from cfel.seeding import make_generator
-from cfel.system import RandomConditions
+from cfel.system.conditions import RandomConditions
 
 MODELS = {"cifar10": (269_722, 0.15), "femnist": (6_603_710, 1.5)}
 NOISE = (0.01, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0)

@@ -9,7 +9,7 @@ weights from it; `cfel theory` with the same options prints ζ, which says how f
 
 import networkx as nx
 
-from cfel.system import TopologyParameters
+from cfel.system.backhaul import TopologyParameters
 
 
 def wheel(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":

@@ -25,14 +25,15 @@ import numpy as np
 
 from cfel.experiment import load_experiment, preset_experiment
 from cfel.plugins import ANY_CODE
-from cfel.report import Run, load_run, load_runs, summarise, write_summary
 from cfel.report.landed import find_study, land_study, unpack_study
-from cfel.report.load import load_tree
+from cfel.report.load import Run, load_run, load_runs, load_tree
 from cfel.report.summary import (
     Crossing,
     confidence_half_width,
     find_crossing,
     measure,
+    summarise,
+    write_summary,
 )
 from cfel.report.summary import geometric_mean as mean_gain
 from cfel.rounds.dry_run import dry_run
@@ -62,6 +63,7 @@ class Study:
         rounds: global rounds by data set, unless others are asked for.
         same_budgets: every row gets the budgets of the plain experiment, whatever its rounds and costs.
         both: it is about both data sets, each in its own folder of the runs and of the data.
+        file: what the rows change, `FILE-DATASET.toml`.
     """
 
     title: str
@@ -73,6 +75,7 @@ class Study:
     rounds: Mapping[str, int] = field(default_factory=dict)
     same_budgets: bool = False
     both: bool = False
+    file: str = "ablation"
 
 
 FLOOR = "fleet.conditions.channel_floor=0.01"
@@ -310,6 +313,39 @@ def list_best(dataset: str) -> Rows:
     }
 
 
+def list_front() -> Rows:
+    """HCEF+ and static plans around the best, all with the training options of the preset `best`."""
+    options = (*ORTHOGONAL, "aggregation.learning_rate=1.5")
+    often = ("rounds.global=2000", "simulation.evaluate_every=2")
+    return {"hcef_plus": ("scheme.name=hcef_plus", SHARED, *options, *often)} | {
+        f"static-n{samples:02}-th{theta:g}": (*list_static_plan(samples, theta, 2), *options)
+        for samples, theta in ((5, 0.1), (10, 0.03), (10, 0.1), (25, 0.1))
+    }
+
+
+AS_PRINTED = (
+    *("local.algorithm=sgd", "local.schedule_by=rounds", "aggregation.optimiser=none"),
+    *("aggregation.schedule=constant", "aggregation.learning_rate=1"),
+)
+"""The paper's training options instead of those of the preset `best`."""
+
+
+def list_full(dataset: str) -> Rows:
+    """HCEF+, others with the same training options, and CEF at its best: own rate, deadline, slow clocks."""
+    slow, tau = "scheme.slow_clocks=true", "rounds.local=2"
+    fifth = charge_batch(dataset, 10, MEASURED_OVERHEAD[dataset])
+    static = ("scheme.name=static", "scheme.options.samples=10", "scheme.options.theta=0.1", SMALL, tau)
+    own = ("scheme.name=cef", *AS_PRINTED, slow)
+    return {
+        "hcef_plus": (),
+        "static": static,
+        "p_fedavg": ("scheme.name=p_fedavg", slow, tau, *fifth),
+        "cef-best": (*own, "scheme.deadline_seconds=800"),
+        # Two steps of the slowest device take 300 s.
+        "cef-best-tau2": (*own, tau, "scheme.deadline_seconds=350"),
+    }
+
+
 def stop_at_budgets(dataset: str) -> Changes:
     """Until the same budgets are used up, counting the steps actually taken."""
     samples = ("simulation.evaluate_samples=1000",) if dataset == "cifar10" else ()
@@ -324,20 +360,20 @@ def plan_study(
     planned = {}
     for seed in seeds:
         common = (f"seed={seed}", f"rounds.global={rounds or study.rounds[dataset]}", *study.common[dataset])
-        budgets = find_budgets(dataset, (*common, *more)) if study.same_budgets else ()
+        budgets = find_budgets(find_file(dataset, study), (*common, *more)) if study.same_budgets else ()
         for row, changes in study.rows[dataset].items():
             planned[f"{row}/seed-{seed}"] = (*budgets, *common, *changes, *more)
     return planned
 
 
-def find_file(dataset: str) -> Path:
+def find_file(dataset: str, study: Study) -> Path:
     """The experiment that the rows change."""
-    return HERE / f"ablation-{dataset}.toml"
+    return HERE / f"{study.file}-{dataset}.toml"
 
 
-def find_budgets(dataset: str, changes: Changes) -> Changes:
+def find_budgets(file: Path, changes: Changes) -> Changes:
     """The budgets as changes, for rows that alter what these depend on: batch, rounds and costs."""
-    budget = load_experiment(find_file(dataset), changes, ANY_CODE).build_setting().budget
+    budget = load_experiment(file, changes, ANY_CODE).build_setting().budget
     return (f"budget.seconds={budget.seconds}", f"budget.joules={budget.joules}")
 
 
@@ -899,6 +935,25 @@ STUDIES = {
         rounds={"cifar10": 8, "femnist": 12},
         same_budgets=True,
     ),
+    "front": Study(
+        "HCEF+ beside static plans with the same training options; --set makes it another fleet",
+        tabulate_rates,
+        rows=dict.fromkeys(DATASETS, list_front()),
+        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
+        seeds=(0, 1, 2),
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
+    ),
+    "full": Study(
+        "HCEF+, others with the same training options and CEF at its best, at full scale, to a target",
+        tabulate_costs,
+        rows={dataset: list_full(dataset) for dataset in DATASETS},
+        common=dict.fromkeys(DATASETS, ()),
+        seeds=(0, 1, 2),
+        rounds={"cifar10": 300, "femnist": 300},
+        same_budgets=True,
+        file="best",
+    ),
     "rates-cef": Study(
         "learning rates of CEF under budgets, on held-out samples",
         tabulate_rates,
@@ -1022,7 +1077,7 @@ def handle_study(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
             folder = dataset if study.both else ""
             more = (*arguments.set, f"data.path={Path(arguments.data, folder)}")
             planned = plan_study(study, dataset, arguments.seeds, arguments.rounds, more)
-            run_missing(find_file(dataset), planned, arguments.out / folder, arguments.jobs)
+            run_missing(find_file(dataset, study), planned, arguments.out / folder, arguments.jobs)
     if arguments.table is not None:
         document, table = study.tabulate(arguments.out, *arguments.table)
         print(table)

@@ -206,23 +206,6 @@ def test_distributed_files_are_a_nodes_own(tmp_path: Path) -> None:
     assert (tmp_path / "own/device-1/revoked.txt").read_text() == "1f\n"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-@pytest.mark.parametrize("role", ["edge", "device"])
-def test_units_expose_little(tmp_path: Path, role: str) -> None:
-    unit = tmp_path / f"cfel-{role}@0.service"
-    shutil.copy(CONTAINERS / "systemd" / f"cfel-{role}@.service", unit)
-    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert float(re.findall(r"exposure level for \S+: ([0-9.]+)", found)[0]) < 2.0
-
-
-@pytest.mark.parametrize("role", ["edge", "device"])
-def test_units_start_nodes_as_the_guide_says(role: str) -> None:
-    text = (CONTAINERS / "systemd" / f"cfel-{role}@.service").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^ExecStart=/opt/cfel/bin/cfel (.*)$", text, re.MULTILINE)
-    check_command([word.replace("%i", "0") for word in command.split()], f"{role}-0")
-
-
 def test_commands_of_the_guide_exist() -> None:
     """Each `cfel …` in it parses, and the certificates it makes are for these nodes."""
     commands = [shlex.split(line)[1:] for line in re.findall(r"^cfel .*$", GUIDE, re.MULTILINE)]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from cfel.experiment.document import keys_of
 from cfel.experiment.experiment import SECTIONS
-from cfel.experiment.sections import CONDITIONS
-from cfel.system import Availability, DeviceClass
+from cfel.experiment.sections import CONDITIONS, keys_of
+from cfel.system.availability import Availability
+from cfel.system.device_classes import DeviceClass
 from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
@@ -146,3 +146,27 @@ def test_a_key_without_words_is_an_error() -> None:
     assert docstrings.read_attributes(Undocumented) == {"known": "what it is, in two lines."}
     with pytest.raises(docstrings.UndocumentedError, match=r"Undocumented\.forgotten"):
         docstrings.list_keys(Undocumented)
+
+
+def test_what_a_field_is_stands_beside_it() -> None:
+    @dataclass
+    class Commented:
+        """A section; what `note: this` looks like is not a field."""
+
+        known: int = 1  # what it is
+        # Said in two lines, because
+        # it takes as many.
+        longer: str = "x"
+        both: str | None = None
+
+        def method(self) -> None:
+            # A comment of code.
+            value: int = 1
+            del value
+
+    docstrings = load_script(ROOT / "docs" / "_extensions" / "docstrings.py")
+    found = docstrings.read_attributes(Commented)
+    assert found["known"] == "what it is"
+    assert found["longer"] == "Said in two lines, because it takes as many."
+    with pytest.raises(docstrings.UndocumentedError, match=r"Commented\.both"):
+        docstrings.list_keys(Commented)

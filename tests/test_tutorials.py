@@ -4,6 +4,7 @@ A page is played from top to bottom in an empty folder; `page_trial` says how.
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -134,34 +135,34 @@ def _free_port() -> int:
     return port
 
 
+def _start(*words: str) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "cfel", *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_three_machines(player: Player, tmp_path: Path) -> None:
-    """The machines are three addresses of this one; nodes run as the page starts them."""
+def test_three_machines(player: Player) -> None:
+    """The machines are three addresses of this one; all share a folder, as every node has its own there."""
+    port = _free_port()
     page = (DOCS / THREE_MACHINES).read_text(encoding="utf-8")
-    page = page.replace("10.0.0.", "127.0.0.").replace("7400", str(_free_port()))
+    page = re.sub(r"10\.0\.0\.(\d)", rf"127.0.0.\1:{port}", page)
     preparation, result = page.split("## The result")
     player.play(preparation)
-    for role, count in (("edge", 3), ("device", 6)):
-        text = (tmp_path / f"{role}-0.toml").read_text(encoding="utf-8")
-        for number in range(1, count):
-            own = text.replace("number = 0", f"number = {number}").replace(f"{role}-0", f"{role}-{number}")
-            (tmp_path / f"{role}-{number}.toml").write_text(own, encoding="utf-8")
-    starts = [f"{role}-{number}" for role, count in (("edge", 3), ("device", 6)) for number in range(count)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    nodes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "cfel", name.partition("-")[0], "--config", f"{name}.toml"],
-            env=environment,
-            stderr=subprocess.DEVNULL,
-        )
-        for name in starts
-    ]
+    (invite,) = re.findall(r"^cfel (invite .*)$", preparation, re.MULTILINE)
+    processes = [_start(*invite.split(), "--at", f"127.0.0.1:{_free_port()}")]
     try:
-        assert [node.wait(500) for node in nodes] == [0] * len(nodes)
+        lines = [processes[0].stdout.readline().split() for _ in range(9)]  # type: ignore[union-attr]
+        tokens = {node: token for node, _, _, token in lines}
+        assert [words[1:3] for words in lines] == [["cfel", "join"]] * 9
+        for number in range(3):
+            own = (f"edge-{number}", f"device-{2 * number}", f"device-{2 * number + 1}")
+            processes.append(_start("join", *(tokens[node] for node in own)))
+        assert [process.wait(500) for process in processes] == [0, 0, 0, 0]
     finally:
-        for node in nodes:
-            if node.poll() is None:
-                node.send_signal(signal.SIGKILL)
-                node.wait(30)
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=30)
     player.play(result)

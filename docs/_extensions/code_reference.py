@@ -128,7 +128,7 @@ class Commands(_Lines):
     def lines(self) -> list[str]:
         """A section per command with its help."""
         os.environ["COLUMNS"] = "80"
-        return [line for name in docstrings.find("cfel.cli.arguments.SUMMARIES") for line in _help(name)]
+        return [line for name in docstrings.find("cfel.cli.options.SUMMARIES") for line in _help(name)]
 
 
 def _help(name: str) -> list[str]:

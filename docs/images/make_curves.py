@@ -11,7 +11,7 @@ from cfel.control import RoundProblem
 from cfel.control.curves import Grid, make_curve, search_price
 from cfel.control.problem import find_feasible_limits
 from cfel.control.segments import PricedFleet
-from cfel.system import RandomConditions
+from cfel.system.conditions import RandomConditions
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 640, 300, 60, 250
 COLOURS = ("#4c78a8", "#f58518", "#54a24b")

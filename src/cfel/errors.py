@@ -19,6 +19,7 @@
     │       ├── InvalidAnswerError  another node's answer is not valid
     │       ├── StaleTermError      its term is over: another coordinator has been elected
     │       └── NotAdmittedError    the caller may not call at all, whatever it sends
+    │           └── VersionError        it speaks no version of the protocol that the other side knows
     ├── DashboardError      the dashboard cannot be served
     ├── ScaleoutError       a Ray cluster cannot be reached, or lost more than can be recovered
     ├── WorkerError         a worker process failed or ended
@@ -130,6 +131,10 @@ class StaleTermError(RejectedError):
 
 class NotAdmittedError(RejectedError):
     """The caller may not call: its certificate, its cluster or its experiment is the wrong one."""
+
+
+class VersionError(NotAdmittedError):
+    """The two sides have no version of the protocol in common."""
 
 
 class DashboardError(CfelError):

@@ -3,7 +3,7 @@
 An edge server builds one from its memory, `cfel watch` from a run directory; the dashboard shows it. Numbers
 and names only: it knows no clock, socket, file or page. Texts may come from the network; control characters
 in them are spelled out when a snapshot is made, so they are safe to print wherever it is shown.
-`docs/reference/status.md` describes every field of the document, in the words of `Attributes` below.
+`docs/reference/status.md` describes every field of the document, in the words beside the fields below.
 """
 
 import json
@@ -30,35 +30,20 @@ _ALWAYS_WRITTEN = ("clusters", "links", "history", "curves", "rejected", "electi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStatus:
-    """One device.
+    """One device."""
 
-    Attributes:
-        device: its number in the fleet.
-        name: its name.
-        state: one of `DEVICE_STATES`.
-        rho: ρ, ordered share of local iterations; None without an order.
-        theta: θ, ordered share of entries to upload.
-        mu: μ, seconds per local step.
-        nu: ν, seconds per full upload.
-        seconds: time of its last edge round.
-        joules: energy of its last edge round.
-        source: where its seconds and joules come from.
-        version: of cfel on the device; empty when it is not known.
-        doubled: whether two processes seem to use its certificate.
-    """
-
-    device: int
-    name: str = ""
-    state: str = "idle"
-    rho: float | None = None
-    theta: float | None = None
-    mu: float | None = None
-    nu: float | None = None
-    seconds: float | None = None
-    joules: float | None = None
-    source: str = ""
-    version: str = ""
-    doubled: bool = False
+    device: int  # its number in the fleet
+    name: str = ""  # its name
+    state: str = "idle"  # one of `DEVICE_STATES`
+    rho: float | None = None  # ρ, ordered share of local iterations; None without an order
+    theta: float | None = None  # θ, ordered share of entries to upload
+    mu: float | None = None  # μ, seconds per local step
+    nu: float | None = None  # ν, seconds per full upload
+    seconds: float | None = None  # time of its last edge round
+    joules: float | None = None  # energy of its last edge round
+    source: str = ""  # where its seconds and joules come from
+    version: str = ""  # of cfel on the device; empty when it is not known
+    doubled: bool = False  # whether two processes seem to use its certificate
 
     def __post_init__(self) -> None:
         _escape_texts(self)
@@ -70,29 +55,18 @@ class DeviceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """One edge server and its devices.
+    """One edge server and its devices."""
 
-    Attributes:
-        cluster: its number.
-        node: id of the edge server.
-        state: one of `EDGE_STATES`, as this node sees it.
-        size: devices in the cluster.
-        devices: those listed in the snapshot, at most `size`.
-        rho_mean: mean of ρ over all devices of the cluster that take part; None when unknown.
-        theta_mean: mean of θ likewise.
-        version: of cfel on the edge server; empty when it is not known.
-        doubled: whether two processes seem to use its certificate.
-    """
-
-    cluster: int
-    node: str = ""
-    state: str = "alive"
-    size: int = 0
-    devices: tuple[DeviceStatus, ...] = ()
+    cluster: int  # its number
+    node: str = ""  # id of the edge server
+    state: str = "alive"  # one of `EDGE_STATES`, as this node sees it
+    size: int = 0  # devices in the cluster
+    devices: tuple[DeviceStatus, ...] = ()  # those listed in the snapshot, at most `size`
+    # Mean of ρ over all devices of the cluster that take part; None when unknown.
     rho_mean: float | None = None
-    theta_mean: float | None = None
-    version: str = ""
-    doubled: bool = False
+    theta_mean: float | None = None  # mean of θ likewise
+    version: str = ""  # of cfel on the edge server; empty when it is not known
+    doubled: bool = False  # whether two processes seem to use its certificate
 
     def __post_init__(self) -> None:
         _escape_texts(self)
@@ -105,18 +79,12 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkStatus:
-    """One link of the backhaul.
+    """One link of the backhaul."""
 
-    Attributes:
-        a, b: the clusters at its ends.
-        weight: its mixing weight, or None.
-        up: whether the last gossip used it.
-    """
-
-    a: int
-    b: int
-    weight: float | None = None
-    up: bool = True
+    a: int  # the cluster at one end
+    b: int  # the cluster at the other end
+    weight: float | None = None  # its mixing weight, or None
+    up: bool = True  # whether the last gossip used it
 
     def __post_init__(self) -> None:
         _check_counts(self, "a", "b")
@@ -125,34 +93,21 @@ class LinkStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPoint:
-    """One finished global round; a metric that is not finite (a loss that diverged) becomes None.
+    """One finished global round; a metric that is not finite (a loss that diverged) becomes None."""
 
-    Attributes:
-        round: its number.
-        seconds: time spent when it ended, as realised.
-        joules: energy spent when it ended, as realised.
-        accuracy: the task's metric; None when it was not evaluated.
-        loss: mean training loss.
-        straggler: the slowest device, which all others waited for.
-        wall_seconds: real time that this round took, or None.
-        wire_bytes: bytes of this round's uploads and gossip, or None.
-        device_accuracy_mean: mean over devices, on test samples like their own, or None: of the models that
-            they keep to themselves, or else of the edge models.
-        device_accuracy_worst: mean over the worst tenth of the devices, likewise.
-        device_accuracy_spread: standard deviation over devices, likewise.
-    """
-
-    round: int
-    seconds: float
-    joules: float
-    accuracy: float | None = None
-    loss: float | None = None
-    straggler: int | None = None
-    wall_seconds: float | None = None
-    wire_bytes: int | None = None
+    round: int  # its number
+    seconds: float  # time spent when it ended, as realised
+    joules: float  # energy spent when it ended, as realised
+    accuracy: float | None = None  # the task's metric; None when it was not evaluated
+    loss: float | None = None  # mean training loss
+    straggler: int | None = None  # the slowest device, which all others waited for
+    wall_seconds: float | None = None  # real time that this round took, or None
+    wire_bytes: int | None = None  # bytes of this round's uploads and gossip, or None
+    # Mean over devices, on test samples like their own, or None: of the models that they keep to themselves,
+    # or else of the edge models.
     device_accuracy_mean: float | None = None
-    device_accuracy_worst: float | None = None
-    device_accuracy_spread: float | None = None
+    device_accuracy_worst: float | None = None  # mean over the worst tenth of the devices, likewise
+    device_accuracy_spread: float | None = None  # standard deviation over devices, likewise
 
     def __post_init__(self) -> None:
         _check_counts(self, "round", "wire_bytes")
@@ -177,19 +132,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionEvent:
-    """An event of the election.
+    """An event of the election."""
 
-    Attributes:
-        unix_seconds: when, by this node's clock.
-        term: the term it belongs to.
-        kind: one of `ELECTION_KINDS`.
-        node: the node it is about.
-    """
-
-    unix_seconds: float
-    term: int
-    kind: str
-    node: str = ""
+    unix_seconds: float  # when, by this node's clock
+    term: int  # the term it belongs to
+    kind: str  # one of `ELECTION_KINDS`
+    node: str = ""  # the node it is about
 
     def __post_init__(self) -> None:
         _escape_texts(self)
@@ -225,76 +173,43 @@ def _check_numbers(part: object, *names: str, most: float | None = None) -> None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What a node knows of its run at one moment.
+    """What a node knows of its run at one moment."""
 
-    Attributes:
-        node: id of the node that reports.
-        name, scheme: of the experiment.
-        source: "edge" for an edge server, "simulation" for a run directory.
-        unix_seconds: when the state last changed, by this node's clock.
-        phase: one of `PHASES`.
-        round: global round started last; 0 before the first.
-        rounds: global rounds of the experiment, or None.
-        edge_round: current edge round, from 1; None when it is not known.
-        edge_rounds: edge rounds in a global round, or None.
-        term: of the election; None without one.
-        coordinator: the node with this role; None when it is not known.
-        conditions: "model" or "measured": where μ, ν and energy come from.
-        seconds: time spent, as realised.
-        seconds_budget: time budget, or None for no limit.
-        joules: energy spent by all devices, as realised.
-        joules_budget: energy budget, or None for no limit.
-        metric: name, unit and direction of what history calls accuracy; with the unit %, numbers are shares.
-        target: value of the metric to reach, or None.
-        straggler: device that the last round waited for.
-        slowest_cluster: its cluster.
-        clusters: edge servers and their devices.
-        links: the backhaul.
-        history: finished rounds.
-        curves: other runs to compare with.
-        rejected: number of uploads rejected since the start, by reason.
-        elections: the latest events of the election, oldest first.
-        problem: what is wrong; empty when nothing is.
-        version: of cfel on this node.
-        majority: whether a majority of edge servers is in touch; None where there is no election.
-        leader_changes: elections that this node has seen a winner of, since it started.
-        wire_bytes: bytes of all uploads and gossip so far.
-        certificate_expires: when this node's certificate expires, in Unix seconds, or None.
-    """
-
-    node: str
-    name: str = ""
-    scheme: str = ""
-    source: str = "edge"
-    unix_seconds: float = 0.0
-    phase: str = "waiting"
-    round: int = 0
-    rounds: int | None = None
-    edge_round: int | None = None
-    edge_rounds: int | None = None
-    term: int | None = None
-    coordinator: str | None = None
-    conditions: str = "model"
-    seconds: float = 0.0
-    seconds_budget: float | None = None
-    joules: float = 0.0
-    joules_budget: float | None = None
+    node: str  # id of the node that reports
+    name: str = ""  # of the experiment
+    scheme: str = ""  # of the experiment
+    source: str = "edge"  # "edge" for an edge server, "simulation" for a run directory
+    unix_seconds: float = 0.0  # when the state last changed, by this node's clock
+    phase: str = "waiting"  # one of `PHASES`
+    round: int = 0  # global round started last; 0 before the first
+    rounds: int | None = None  # global rounds of the experiment, or None
+    edge_round: int | None = None  # current edge round, from 1; None when it is not known
+    edge_rounds: int | None = None  # edge rounds in a global round, or None
+    term: int | None = None  # of the election; None without one
+    coordinator: str | None = None  # the node with this role; None when it is not known
+    conditions: str = "model"  # "model" or "measured": where μ, ν and energy come from
+    seconds: float = 0.0  # time spent, as realised
+    seconds_budget: float | None = None  # time budget, or None for no limit
+    joules: float = 0.0  # energy spent by all devices, as realised
+    joules_budget: float | None = None  # energy budget, or None for no limit
+    # Name, unit and direction of what history calls accuracy; with the unit %, numbers are shares.
     metric: Metric = ACCURACY
-    target: float | None = None
-    straggler: int | None = None
-    slowest_cluster: int | None = None
-    clusters: tuple[ClusterStatus, ...] = ()
-    links: tuple[LinkStatus, ...] = ()
-    history: tuple[RoundPoint, ...] = ()
-    curves: tuple[Curve, ...] = ()
-    rejected: tuple[tuple[str, int], ...] = ()
-    elections: tuple[ElectionEvent, ...] = ()
-    problem: str = ""
-    version: str = ""
+    target: float | None = None  # value of the metric to reach, or None
+    straggler: int | None = None  # device that the last round waited for
+    slowest_cluster: int | None = None  # its cluster
+    clusters: tuple[ClusterStatus, ...] = ()  # edge servers and their devices
+    links: tuple[LinkStatus, ...] = ()  # the backhaul
+    history: tuple[RoundPoint, ...] = ()  # finished rounds
+    curves: tuple[Curve, ...] = ()  # other runs to compare with
+    rejected: tuple[tuple[str, int], ...] = ()  # number of uploads rejected since the start, by reason
+    elections: tuple[ElectionEvent, ...] = ()  # the latest events of the election, oldest first
+    problem: str = ""  # what is wrong; empty when nothing is
+    version: str = ""  # of cfel on this node
+    # Whether a majority of edge servers is in touch; None where there is no election.
     majority: bool | None = None
-    leader_changes: int = 0
-    wire_bytes: int = 0
-    certificate_expires: float | None = None
+    leader_changes: int = 0  # elections that this node has seen a winner of, since it started
+    wire_bytes: int = 0  # bytes of all uploads and gossip so far
+    certificate_expires: float | None = None  # when this node's certificate expires, in Unix seconds, or None
 
     def __post_init__(self) -> None:
         _escape_texts(self)

@@ -8,7 +8,7 @@ import pytest
 import cfel
 from cfel.api.tuning import parse_range
 from cfel.errors import InputError, StorageError
-from cfel.report import load_run
+from cfel.report.load import load_run
 from cfel.report.summary import find_quality_within_budgets
 from cfel.runlog import RoundRecord
 from tests.api.test_runs import make_experiment

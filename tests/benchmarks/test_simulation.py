@@ -66,7 +66,7 @@ def test_engines_are_those_of_an_experiment() -> None:
     for setting in (PERCEPTRON, SMALL, RESNET):
         few = replace(setting, devices=8, samples=1, present=None)
         engines[setting.model] = build_bench_parameters(few, build_bench_world(few)).engine
-    assert engines == {"mlp": "batched", "small_cnn": "threads", "resnet20": "threads"}
+    assert engines == {"mlp": "batched", "small_cnn": "processes", "resnet20": "processes"}
 
 
 def test_the_bare_loop_learns() -> None:

@@ -18,7 +18,7 @@ from cfel.calibration import (
 from cfel.errors import InputError
 from cfel.experiment import load_experiment
 from cfel.experiment.experiment import Experiment
-from cfel.system import DEVICE_CLASSES, HardwareConditions
+from cfel.system.device_classes import DEVICE_CLASSES, HardwareConditions
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
 PI = DEVICE_CLASSES["raspberry-pi-4"]

@@ -115,5 +115,5 @@ def test_code_in_a_file_needs_trust(run: Run, finished: Path, samples: Path, tmp
 
 
 def test_it_does_not_slow_down_the_help_of_others() -> None:
-    code = "import cfel.cli.arguments, sys; sys.exit('torch' in sys.modules)"
+    code = "import cfel.cli.options, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,8 +11,8 @@ import pytest
 
 from cfel.api.runs import RunOptions, run_all
 from cfel.cli.reproduce import describe_forecast
-from cfel.report import load_runs
 from cfel.report.landed import land_study
+from cfel.report.load import load_runs
 from cfel.reproduce.items import ReproductionRequest, plan_runs
 from cfel.reproduce.reproduction import count_rounds_left, write_results
 from cfel.runlog import WALL_CLOCK_FIELDS

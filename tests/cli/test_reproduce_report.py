@@ -8,8 +8,8 @@ import pytest
 
 from cfel.api.runs import PlannedRun
 from cfel.cli.reproduce import describe_forecast
-from cfel.report import load_runs
 from cfel.report.landed import land_study
+from cfel.report.load import load_runs
 from cfel.reproduce.items import ReproductionRequest, load_base_experiment
 from cfel.reproduce.reproduction import count_rounds_left
 from tests.cli.conftest import Answer, Run

@@ -14,7 +14,7 @@ import pytest
 
 from cfel.dashboard import app as event_stream
 from cfel.dashboard import dashboard_app
-from cfel.dashboard.access_control import Token, host_name, is_address
+from cfel.dashboard.app import Token, host_name, is_address
 from cfel.errors import InputError
 from cfel.status import Status
 from tests.dashboard.conftest import EVIL, Scene, ask, federation, served

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from cfel.report import Run, load_run, load_runs, summarise
-from cfel.report.load import load_tree
-from cfel.report.summary import find_crossing
+from cfel.report.load import Run, load_run, load_runs, load_tree
+from cfel.report.summary import find_crossing, summarise
 from cfel.reproduce.items import dump_rates, select_rates
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,8 @@ import pytest
 
 from cfel.control import SCHEMES
 from cfel.experiment import experiment_toml, load_experiment
-from cfel.report import load_run, load_runs
 from cfel.report.landed import land_study
-from cfel.report.load import load_tree
+from cfel.report.load import load_run, load_runs, load_tree
 from cfel.report.summary import Crossing
 from tests.report.conftest import record, write_run
 
@@ -72,7 +71,7 @@ def test_the_command_repeats_the_landed_runs(name: str, dataset: str) -> None:
     for place, run in landed.items():
         if place in GONE:
             continue
-        experiment = load_experiment(STUDY["find_file"](dataset), planned[place])
+        experiment = load_experiment(STUDY["find_file"](dataset, study), planned[place])
         assert experiment.budget.seconds == run.fleet.seconds_budget
         assert experiment.budget.joules == run.fleet.joules_budget
         ours, theirs = flatten(experiment_toml(experiment)), flatten(run.experiment_toml)
@@ -255,10 +254,9 @@ def test_missing_runs_are_made_and_failures_are_named(
 def test_the_field_has_every_scheme_with_the_same_training_options(dataset: str) -> None:
     """All train on 10 samples with shared momentum, but FedBuff and ATOMO; FedBalancer takes 10 of 20."""
     rows, found = STUDY["list_field"](dataset), {}
+    file = STUDY["find_file"](dataset, STUDY["STUDIES"]["field"])
     for row, changes in rows.items():
-        found[row] = load_experiment(
-            STUDY["find_file"](dataset), (*STUDY["stop_at_budgets"](dataset), *changes)
-        )
+        found[row] = load_experiment(file, (*STUDY["stop_at_budgets"](dataset), *changes))
         assert found[row].rounds.global_rounds == 1000
         assert found[row].fleet.estimate_error == (0.3 if row.endswith("-wrong") else 0.0)
     assert {each.scheme.name for each in found.values()} == set(SCHEMES)

@@ -58,10 +58,11 @@ def test_a_run_in_which_all_devices_diverged_ends() -> None:
     [
         (errors.DeploymentError("address in use"), 1),
         (errors.DiskError("no space left"), 1),
-        (errors.RunBusyError("another process"), 1),
+        (errors.RunBusyError("another process"), 8),
         (errors.DashboardError("port in use"), 1),
         (errors.ExperimentError("wrong key"), 2),
         (errors.NotAdmittedError("revoked"), 3),
+        (errors.VersionError("protocol version 9"), 7),
         (errors.CredentialsError("edge-0.pem is not a certificate"), 3),
         (errors.SilentEdgeServerError("silent"), 4),
         (errors.AllDivergedError("global round 1"), 6),

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfel.report import write_report
+from cfel.report.page import write_report
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord, RunWriter, describe_environment
 
 CLUSTERS = 8

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cfel.report import load_runs
 from cfel.report.figures import (
     _use_plain_labels,
     average_devices,
@@ -22,6 +21,7 @@ from cfel.report.figures import (
     rank_most_frequent,
     space_apart,
 )
+from cfel.report.load import load_runs
 from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import assign_styles, list_colours, new_figure
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord

@@ -8,9 +8,8 @@ import pytest
 
 import cfel
 from cfel.errors import InputError, RunDirectoryError, StorageError
-from cfel.report import Run, load_run, load_runs
 from cfel.report.landed import land_study, unpack_study
-from cfel.report.load import load_all, load_tree
+from cfel.report.load import Run, load_all, load_run, load_runs, load_tree
 from cfel.runlog import RunWriter, describe_environment
 from tests.report.conftest import record, ring, write_run
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cfel.errors import RunDirectoryError
-from cfel.report import load_run, load_runs
-from cfel.report.load import find_target
+from cfel.report.load import find_target, load_run, load_runs
 from cfel.runlog import RoundRecord
 
 MakeRun = Callable[..., None]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from cfel.errors import StorageError
-from cfel.report import Run, load_runs, summarise, write_report
-from cfel.report.page import compose_headline
+from cfel.report.load import Run, load_runs
+from cfel.report.page import compose_headline, write_report
+from cfel.report.summary import summarise
 from cfel.runlog import RoundRecord
 from cfel.wording import format_gain, format_joules, format_seconds
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from cfel.report import Run, load_run, load_runs, summarise, write_summary
+from cfel.report.load import Run, load_run, load_runs
 from cfel.report.page import render_metrics_table, render_work_table
 from cfel.report.style import assign_styles
 from cfel.report.summary import (
@@ -26,6 +26,8 @@ from cfel.report.summary import (
     geometric_mean,
     list_overruns,
     student_quantile,
+    summarise,
+    write_summary,
 )
 from cfel.runlog import RoundRecord
 

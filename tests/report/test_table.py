@@ -12,9 +12,8 @@ from scipy import stats
 
 from cfel.errors import InputError
 from cfel.metric import Metric
-from cfel.report import load_runs, summarise
-from cfel.report.load import name_scheme
-from cfel.report.summary import find_p_value, student_tail
+from cfel.report.load import load_runs, name_scheme
+from cfel.report.summary import find_p_value, student_tail, summarise
 from cfel.report.table import build_table, format_p_value, to_csv
 from cfel.runlog import RoundRecord
 from tests.report.conftest import ring

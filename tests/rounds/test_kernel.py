@@ -26,7 +26,9 @@ from cfel.rounds.kernel import (
 )
 from cfel.rounds.records import RoundScores, make_plan_table, make_record, mean_metric
 from cfel.runlog import RoundRecord
-from cfel.system import Conditions, FleetParameters, TopologyParameters, build_backhaul, build_fleet
+from cfel.system.backhaul import TopologyParameters, build_backhaul
+from cfel.system.conditions import Conditions
+from cfel.system.fleet import FleetParameters, build_fleet
 from tests.simulation.drive import tiny
 
 

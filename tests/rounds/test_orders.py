@@ -8,7 +8,7 @@ from cfel.control.scheme import Observation
 from cfel.cost import Ledger
 from cfel.learning.local.parameters import LocalParameters
 from cfel.rounds.kernel import find_used
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 
 
 def _observe(global_round: int, edge_round: int, ledger: Ledger, budget: Budget) -> Observation:

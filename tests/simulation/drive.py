@@ -8,7 +8,7 @@ import numpy as np
 
 from cfel.arrays import Float32Array, FloatArray
 from cfel.experiment import Experiment, parse_experiment
-from cfel.experiment.document import merge
+from cfel.experiment.sections import merge
 from cfel.learning.device_messages import DeviceOrder
 from cfel.plugins import ANY_CODE
 from cfel.runlog import WALL_CLOCK_FIELDS, PlanTable, RoundRecord

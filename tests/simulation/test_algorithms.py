@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cfel.api.export import export_model
+from cfel.api.models import export_model
 from cfel.api.runs import RunOptions, run_experiment
 from cfel.runlog import RoundRecord
 from tests.algorithm_sections import SECTIONS

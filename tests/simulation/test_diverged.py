@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cfel.api.export import export_model
+from cfel.api.models import export_model
 from cfel.api.runs import RunOptions, run_experiment
 from cfel.errors import DivergedError
 from cfel.runlog import RunDirectory

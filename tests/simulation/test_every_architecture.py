@@ -55,7 +55,8 @@ def marked(short: Iterable[str], long: Iterable[str]) -> list[Any]:
 
 @pytest.mark.parametrize("name", marked(TWELVE, (*RANDOM, *OTHERS)))
 def test_trains_to_the_same_bits_on_any_number_of_threads(name: str) -> None:
-    one, two = (timeless(records(with_model(name, "threads", workers))) for workers in (1, 2))
+    pairs = (("threads", 1), ("processes", 2))
+    one, two = (timeless(records(with_model(name, engine, workers))) for engine, workers in pairs)
     assert one == two
     assert len({line["model_sha256"] for line in one}) == 3
 
@@ -75,7 +76,7 @@ def test_batched_is_refused_and_auto_falls_back(name: str) -> None:
     with pytest.raises(InputError, match=r"'batched' .*--engine threads"):
         outcomes(with_model(name, "batched"))
     experiment = with_model(name, "auto")
-    assert experiment.resolve(experiment.build_world()).simulation.engine == "threads"
+    assert experiment.resolve(experiment.build_world()).simulation.engine == "processes"
 
 
 @pytest.mark.long
@@ -89,8 +90,8 @@ def test_auto_batches_what_can_be(name: str) -> None:
 def test_the_notice_is_one_line(tmp_path: Path) -> None:
     said: list[str] = []
     run_experiment(with_model("dropout", "auto"), tmp_path / "run", RunOptions(notify=said.append))
-    expected = (
-        "engine: threads, as devices cannot be trained side by side: the model draws random numbers (dropout)"
-    )
-    assert said == [expected]
-    assert 'engine = "threads"' in (tmp_path / "run" / "experiment.toml").read_text(encoding="utf-8")
+    assert said == [
+        "engine: processes, as devices cannot be trained side by side: the model draws random numbers "
+        "(dropout)"
+    ]
+    assert 'engine = "processes"' in (tmp_path / "run" / "experiment.toml").read_text(encoding="utf-8")

@@ -161,7 +161,7 @@ def test_a_saved_model_must_fit(tmp_path: Path) -> None:
         tiny(model={"init": str(tmp_path / "none")}).build_world()
 
 
-def test_batch_norm_runs_in_threads() -> None:
+def test_batch_norm_runs_in_processes() -> None:
     """A model with statistics of its own is trained device by device, and they are averaged."""
     experiment = tiny(
         rounds={"global": 1, "edge": 1, "local": 1},
@@ -172,7 +172,7 @@ def test_batch_norm_runs_in_threads() -> None:
         simulation={"engine": "auto", "evaluate_samples": 4},
     )
     world = experiment.build_world()
-    assert experiment.resolve(world).simulation.engine == "threads"
+    assert experiment.resolve(world).simulation.engine == "processes"
     outcome = outcomes(experiment, world)[0]
     assert outcome.state.models[0].buffers.numel() > 0
     assert not torch.equal(outcome.state.models[0].buffers, world.start.buffers)

@@ -8,7 +8,7 @@ import pyarrow.parquet as pa_parquet
 import pytest
 
 from cfel.errors import FleetFileError, InputError
-from cfel.system.traces import TraceParameters, describe_short_trace, read_trace
+from cfel.system.device_tables import TraceParameters, describe_short_trace, read_trace
 
 HEAD = "round,edge_round,device,mu,alpha,nu,power,available"
 

@@ -17,15 +17,12 @@ import numpy as np
 from cfel.control import Budget, RoundProblem, Rounds, round_caps
 from cfel.cost import open_ledger
 from cfel.errors import FleetFileError, InputError, describe_error, unknown_name
-from cfel.system import read_devices
+from cfel.system.device_tables import COSTS, NAMES, OPTIONAL, read_devices
 from cfel.wording import escape_control, show
 
-DEVICE_FIELDS = ("mu", "alpha", "nu", "power", "cluster")
-NAME_FIELDS = ("id", "name")
-CLOCK_FIELDS = ("clock_static", "clock_exponent")
-OPTIONAL_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max", "battery", *CLOCK_FIELDS)
+DEVICE_FIELDS = (*COSTS, "cluster")
 ROUND_FIELDS = ("tau", "sigma2", "g2", "time_cap", "energy_cap", "noise_weight", "on_unreachable")
-COLUMNS = (*DEVICE_FIELDS, *OPTIONAL_FIELDS, *NAME_FIELDS)
+COLUMNS = (*DEVICE_FIELDS, *OPTIONAL, *NAMES)
 BOUND_FIELDS = ("rho_min", "rho_max", "theta_min", "theta_max")
 DEFAULTS: Mapping[str, Any] = {"tau": 5, "sigma2": 1.0, "g2": 1.0, "time_cap": np.inf, "energy_cap": np.inf}
 
@@ -122,7 +119,8 @@ def _read_source(source: object) -> tuple[str | Path, Found]:
         raise FleetFileError(f"{source}: is not a table of devices: must be .csv, .parquet or .json")
     if suffix == ".json":
         return source, _read_document(source, _load_document(source))
-    return source, _read_device_table(source)
+    table = read_devices(source)
+    return source, ({**table.columns}, table.names, table.cluster_labels)
 
 
 def _to_columns(table: Any) -> dict[str, list[Any]] | list[dict[str, Any]]:  # noqa: ANN401 — a table of any library
@@ -181,20 +179,6 @@ def _locate_error(
     return InputError(f"{option_name(field)}{rest}{at}")
 
 
-def _read_device_table(path: str | Path) -> Found:
-    table = read_devices(path)
-    fields: dict[str, Any] = {name: getattr(table, name) for name in DEVICE_FIELDS}
-    fields |= {
-        name: getattr(table, name)
-        for name in (*BOUND_FIELDS, *CLOCK_FIELDS)
-        if getattr(table, name) is not None
-    }
-    if table.battery_joules is not None:
-        fields["battery"] = table.battery_joules
-    names = _number_names(table.devices) if table.names is None else tuple(table.names.tolist())
-    return fields, names, table.cluster_labels
-
-
 def _read_document(path: str | Path, document: dict[str, Any]) -> Found:
     for key in document:
         if key not in (*ROUND_FIELDS, *BOUND_FIELDS, "devices"):
@@ -247,7 +231,7 @@ def _check_columns(path: str | Path, devices: object) -> dict[str, Any]:
 
 def _check_column(path: str | Path, key: str, values: list[Any]) -> list[Any]:
     """Checks one column: all but clusters and names must be numbers; `null` for a battery means no limit."""
-    if key in ("cluster", *NAME_FIELDS):
+    if key in ("cluster", *NAMES):
         return values
     if key == "battery":
         values = [np.inf if joules is None else joules for joules in values]
@@ -259,7 +243,7 @@ def _check_column(path: str | Path, key: str, values: list[Any]) -> list[Any]:
 
 def _pop_names(path: str | Path, columns: dict[str, Any]) -> tuple[str, ...]:
     """Takes the names out of the columns; devices without a name get their number."""
-    given = {key: columns.pop(key) for key in NAME_FIELDS if key in columns}
+    given = {key: columns.pop(key) for key in NAMES if key in columns}
     if not given:
         return _number_names(len(columns["mu"]))
     key, values = next(iter(given.items()))

@@ -121,8 +121,7 @@ class FleetPlan:
     @property
     def limited_by(self) -> NDArray[np.str_]:
         """What keeps each device from doing more, in one word; see `MEANING`."""
-        find = find_binding_limits if self.scheme == HCEF else _find_scheme_limits
-        return find(self.named.problem, self.solution)
+        return find_binding_limits(self.named.problem, self.solution)
 
     @property
     def columns(self) -> dict[str, Sequence[Any]]:
@@ -293,28 +292,8 @@ def plan(
     Raises:
         InputError: naming the field, the place and the value.
     """
-    given: dict[str, Any] = {
-        "tau": tau,
-        "sigma2": sigma2,
-        "g2": g2,
-        "time_cap": time_cap,
-        "energy_cap": energy_cap,
-        "rho_min": rho_min,
-        "theta_min": theta_min,
-        "noise_weight": noise_weight,
-        "on_unreachable": on_unreachable,
-        "time_budget": time_budget,
-        "energy_budget": energy_budget,
-        "rounds": rounds,
-        "edge_rounds": edge_rounds,
-        "method": method,
-        "start": start,
-        "scheme": scheme,
-        "scheme_options": scheme_options,
-        "batch": batch,
-        "step_overhead": step_overhead,
-        "seed": seed,
-    }
+    # The parameters are named like the options.
+    given = {name: value for name, value in locals().items() if name != "table"}
     found = plan_fleet(table, given)
     for words in found.violations:
         warnings.warn(words, BudgetWarning, stacklevel=2)
@@ -334,18 +313,25 @@ def plan_fleet(table: object, given: Mapping[str, Any], option_name: OptionName 
         # A scheme of the user's own usually lies beside the table.
         import_from(Path(table).parent)
     scheme = stated.get("scheme") or _choose_scheme(named.problem, stated)
-    request = SchemeRequest(scheme, **{name: stated.get(name) for name in SCHEME_OPTIONS})
     method, start = stated.get("method", "joint"), stated.get("start")
     # The joint solver has no start, and a silently ignored option would mislead.
     if start is not None and method != "alternating":
         raise InputError(f"{option_name('start')}: only with {option_name('method')} alternating")
-    if start is not None and request.scheme != HCEF:
+    if start is not None and scheme != HCEF:
         raise InputError(f"{option_name('start')}: only with the scheme hcef")
-    if request.scheme == HCEF:
-        request.reject_given(SCHEME_OPTIONS, "only with another scheme than hcef", option_name)
+    if scheme == HCEF:
+        _reject_stated(stated, SCHEME_OPTIONS, "only with another scheme than hcef", option_name)
         return FleetPlan(named, solve(named.problem, method, None if start is None else (start, 1.0)))
-    solution, made = plan_by_request(named.problem, request, method, length, option_name)
-    return FleetPlan(named, solution, request.name, made.speed, made.local_steps)
+    return _plan_by_scheme(named, {**stated, "scheme": scheme}, length, option_name)
+
+
+def _reject_stated(
+    stated: Mapping[str, Any], names: Sequence[str], why: str, option_name: OptionName
+) -> None:
+    """Raises for the first of these options that is stated: an ignored option would mislead."""
+    for name in names:
+        if name in stated:
+            raise InputError(f"{option_name(name)}: {why}")
 
 
 def _choose_scheme(problem: RoundProblem, stated: Mapping[str, Any]) -> str:
@@ -392,29 +378,17 @@ def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np
     full = (rho >= problem.rho_max - TOUCH) & (theta >= problem.theta_max - TOUCH)
     floor = (rho <= problem.rho_min + TOUCH) & (theta <= problem.theta_min + TOUCH)
     drained = _find_drained(problem, solution)
+    idle = (rho == 0) & (theta == 0)
+    if math.isnan(solution.multiplier):
+        # Only a scheme itself knows what energy is worth to it, and what holds a device at its least.
+        return np.select([idle, full, drained, timed], ["idle", "full", "battery", "time"], default="scheme")
     priced = (solution.multiplier > 0) & (problem.joules(problem.rho_max, problem.theta_max) > 0)
     # A device over a cap that could not be met is at its lower bounds for that reason, not held by the cap.
     late = floor & (solution.device_seconds > cap * (1 + TOUCH))
     return np.select(
-        [(rho == 0) & (theta == 0), full, drained, late, timed, floor, priced],
+        [idle, full, drained, late, timed, floor, priced],
         ["idle", "full", "battery", "floor", "time", "floor", "energy"],
         default="noise",
-    )
-
-
-def _find_scheme_limits(problem: RoundProblem, solution: Solution) -> NDArray[np.str_]:
-    """The same of a plan by another scheme than HCEF: only the scheme itself knows what energy is worth."""
-    rho, theta = solution.rho, solution.theta
-    timed = solution.device_seconds >= solution.time_cap[problem.cluster] * (1 - TOUCH)
-    return np.select(
-        [
-            (rho == 0) & (theta == 0),
-            (rho >= 1 - TOUCH) & (theta >= 1 - TOUCH),
-            _find_drained(problem, solution),
-            timed,
-        ],
-        ["idle", "full", "battery", "time"],
-        default="scheme",
     )
 
 
@@ -424,64 +398,35 @@ def _find_drained(problem: RoundProblem, solution: Solution) -> NDArray[np.bool_
     return solution.device_joules >= problem.battery * (1 - TOUCH)
 
 
-@dataclass(frozen=True, slots=True)
-class SchemeRequest:
-    """Which scheme is to plan, and what the user says about it; None where nothing is said."""
-
-    scheme: str | SchemeBuilder  # its name, also with variants, or a function that builds it
-    scheme_options: Mapping[str, Any] | None = None  # `[scheme.options]` of the experiment file
-    batch: int | None = None  # samples of a full batch, ≥ 1; required with small batches
-    # Share of the cost of a step that its batch does not change, in [0, 1); for small batches, by default as
-    # in the experiment file.
-    step_overhead: float | None = None
-    seed: int | None = None  # of schemes that draw, ≥ 0; 0 by default
-
-    def reject_given(self, names: Sequence[str], why: str, option_name: OptionName) -> None:
-        """Raises for the first of these fields that is given: an ignored option would mislead."""
-        for name in names:
-            if getattr(self, name) is not None:
-                raise InputError(f"{option_name(name)}: {why}")
-
-    @property
-    def asks_for_small_batches(self) -> bool:
-        """Whether the scheme is to plan small batches, and no whole steps instead."""
-        return self.find_scheme()[0].steps == "small_batches"
-
-    @property
-    def name(self) -> str:
-        """What the plan calls the scheme."""
-        return self.scheme if isinstance(self.scheme, str) else label_object("scheme", self.scheme)
-
-    def find_scheme(self) -> tuple[SchemeParameters, CodePolicy]:
-        """Its parameters as far as they are known, and a policy that finds its code."""
-        options = self.scheme_options or {}
-        if isinstance(self.scheme, str):
-            return SchemeParameters(**parse_variants(self.scheme), options=options), ANY_CODE
-        return SchemeParameters(self.name, options=options), ANY_CODE.add_objects({self.name: self.scheme})
-
-
-def plan_by_request(
-    problem: RoundProblem,
-    request: SchemeRequest,
-    method: Method,
-    length: RunLength | None,
-    option_name: OptionName,
-) -> tuple[Solution, RoundPlan]:
+def _plan_by_scheme(
+    named: NamedProblem, stated: Mapping[str, Any], length: RunLength | None, option_name: OptionName
+) -> FleetPlan:
     """Plans the first edge round of a run of that length, None for a run of this round only.
 
-    The scheme gets the observation that it would get in a simulation, and is asked in the same way. Returns
-    the plan as a solution, which is not feasible if it exceeds a cap, and as the scheme made it.
+    The scheme gets the observation that it would get in a simulation, and is asked in the same way. The plan
+    is not feasible if it exceeds a cap, whatever the scheme says.
     """
-    found, code = request.find_scheme()
-    parameters = replace(found, solver=method, **_read_bounds(problem, found.name, option_name))
-    scheme = build_scheme(parameters, code)
+    name, found, code = _find_scheme(stated["scheme"], stated.get("scheme_options", {}))
+    bounds = _read_bounds(named.problem, found.name, option_name)
+    scheme = build_scheme(replace(found, solver=stated.get("method", "joint"), **bounds), code)
     observation = replace(
-        _observe(problem, length, option_name),
-        seed=0 if request.seed is None else validation.check_whole("seed", request.seed, least=0),
-        small_batches=_find_small_batches(scheme, request, option_name),
+        _observe(named.problem, length, option_name),
+        seed=validation.check_whole("seed", stated.get("seed", 0), least=0),
+        small_batches=_find_small_batches(scheme, found.steps, stated, option_name),
     )
     plan, _ = plan_by_scheme(scheme, scheme.init(), observation)
-    return _count(problem, observation, plan, request.name), plan
+    solution = _count(named.problem, observation, plan, name)
+    return FleetPlan(named, solution, name, plan.speed, plan.local_steps)
+
+
+def _find_scheme(
+    scheme: str | SchemeBuilder, options: Mapping[str, Any]
+) -> tuple[str, SchemeParameters, CodePolicy]:
+    """What the plan calls a scheme, its parameters as far as they are known, and where its code is."""
+    if isinstance(scheme, str):
+        return scheme, SchemeParameters(**parse_variants(scheme), options=options), ANY_CODE
+    name = label_object("scheme", scheme)
+    return name, SchemeParameters(name, options=options), ANY_CODE.add_objects({name: scheme})
 
 
 def _read_bounds(problem: RoundProblem, scheme: str, option_name: OptionName) -> dict[str, Any]:
@@ -503,21 +448,24 @@ def _read_bounds(problem: RoundProblem, scheme: str, option_name: OptionName) ->
 
 
 def _find_small_batches(
-    scheme: Scheme, request: SchemeRequest, option_name: OptionName
+    scheme: Scheme, asked: str, stated: Mapping[str, Any], option_name: OptionName
 ) -> BatchShares | None:
+    """What ρ is in samples or layers, where the scheme plans so; the user asked for these steps."""
     if scheme.device_overrides.steps != "small_batches":
         why = "only with small batches, as in hcef_plus+small_batches"
-        request.reject_given(("batch", "step_overhead"), why, option_name)
+        _reject_stated(stated, ("batch", "step_overhead"), why, option_name)
         return LAYER_SHARES if scheme.device_overrides.steps == "last_layers" else None
-    if request.batch is None and not request.asks_for_small_batches:
-        return None
-    if request.batch is None:
+    if "batch" not in stated:
+        if asked != "small_batches":
+            return None
         raise InputError(
             f"{option_name('batch')}: required with small batches, which are parts of a full one"
         )
-    overhead = DEFAULT_OVERHEAD if request.step_overhead is None else request.step_overhead
-    validation.check_number(option_name("step_overhead"), overhead, least=0, below=1)
-    return BatchShares(validation.check_whole(option_name("batch"), request.batch, least=1), overhead)
+    batch = validation.check_whole(option_name("batch"), stated["batch"], least=1)
+    overhead = stated.get("step_overhead", DEFAULT_OVERHEAD)
+    return BatchShares(
+        batch, validation.check_number(option_name("step_overhead"), overhead, least=0, below=1)
+    )
 
 
 def _observe(problem: RoundProblem, length: RunLength | None, option_name: OptionName) -> Observation:

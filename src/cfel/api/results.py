@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from torch import nn
 
-from cfel.api.export import load_module
+from cfel.api.models import load_module
 from cfel.experiment import Experiment, load_directory_experiment
 from cfel.extras import MissingExtraError, explain_missing_extra
 from cfel.metric import ACCURACY, Metric
@@ -223,7 +223,11 @@ class RunSet:
     def table(self) -> pa.Table:
         """One row per run: scheme or values, seed, quality within the budgets, costs to the target, costs."""
         rows = [
-            {**_label(each.run), "seed": each.run.seed, **measure(each.run, self.target)}
+            {
+                **(each.run.setting or {"scheme": each.run.scheme}),
+                "seed": each.run.seed,
+                **measure(each.run, self.target),
+            }
             for each in self.runs
         ]
         return pa.Table.from_pylist(rows)
@@ -281,10 +285,6 @@ class RunSet:
     def export_figures(self, to: str | PathLike[str], formats: Sequence[str] = FORMATS) -> tuple[Path, ...]:
         """Writes every figure of the report into the directory `to`; see `RunResult.export_figures`."""
         return _export_figures([each.run for each in self.runs], to, formats, self.target)
-
-
-def _label(run: Run) -> Mapping[str, Any]:
-    return run.setting or {"scheme": run.scheme}
 
 
 class Comparison(RunSet):
@@ -378,7 +378,7 @@ def write_report_if_possible(out: Path, target: float | None, notify: Callable[[
 
 def _write_report(path: Path, target: float | None = None) -> Path:
     with explain_missing_extra():
-        from cfel.report import write_report
+        from cfel.report.page import write_report
 
     return write_report(path, target)
 

@@ -34,8 +34,8 @@ from cfel.control.scheme import SchemeBuilder
 from cfel.durable import replace_file, translate_os_errors
 from cfel.errors import BudgetWarning, InputError, unknown_name
 from cfel.experiment import Experiment, experiment_toml, load_experiment
-from cfel.experiment.document import MAIN_KEYS
 from cfel.experiment.experiment import to_document
+from cfel.experiment.sections import MAIN_KEYS
 from cfel.learning.edge import mean_model
 from cfel.metric import ACCURACY, Metric
 from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, import_from, name_variants, parse_variants
@@ -162,10 +162,10 @@ def run(
     return result
 
 
-def _warn(sentences: Iterable[str]) -> None:
-    """Tells a Python user what was broken; commands print it instead."""
+def _warn(sentences: Iterable[str], callers: int = 1) -> None:
+    """Tells a Python user what was broken, so many calls above; commands print it instead."""
     for sentence in sentences:
-        warnings.warn(sentence, BudgetWarning, stacklevel=3)
+        warnings.warn(sentence, BudgetWarning, stacklevel=2 + callers)
 
 
 def simulate(experiment: Source) -> "Simulation":
@@ -223,10 +223,7 @@ def compare(
             reject_unusable(run.directory, experiment_toml(run.experiment), resume=False)
     check_before_writing(runs[0].experiment, target)
     write_comparison(path, runs, baseline)
-    with options.show_progress([run.experiment for run in runs], progress) as shown:
-        found = _run_and_summarise(Comparison, runs, path, shown, target)
-    _warn(found.describe_overruns())
-    return found
+    return _run_and_summarise(Comparison, runs, path, options, target, progress)
 
 
 def sweep(
@@ -258,10 +255,7 @@ def sweep(
     options = make_options(track, ray_address, resume=True)
     check_before_writing(runs[0].experiment, target)
     write_sweep(path, runs)
-    with options.show_progress([run.experiment for run in runs], progress) as shown:
-        found = _run_and_summarise(Sweep, runs, path, shown, target)
-    _warn(found.describe_overruns())
-    return found
+    return _run_and_summarise(Sweep, runs, path, options, target, progress)
 
 
 def load(path: str | PathLike[str], *, trust: bool = False, **changes: Any) -> Any:  # noqa: ANN401 — depends on the path
@@ -351,7 +345,7 @@ def run_experiment(
 ) -> list[RoundRecord]:
     """Simulates one experiment in one run directory and returns the records of all its rounds."""
     world = experiment.build_world()
-    choice = choose_engine(experiment.simulation.engine, world)
+    choice = choose_engine(experiment.simulation.engine, world, experiment.simulation.device)
     resolved = replace(experiment, simulation=replace(experiment.simulation, engine=choice.engine))
     if choice.notice is not None:
         options.notify(choice.notice)
@@ -412,14 +406,21 @@ def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]
 
 
 def _run_and_summarise(
-    kind: type[_Runs], runs: Sequence[PlannedRun], out: Path, options: RunOptions, target: float | None
+    kind: type[_Runs],
+    runs: Sequence[PlannedRun],
+    out: Path,
+    options: RunOptions,
+    target: float | None,
+    progress: bool,
 ) -> _Runs:
     """Executes runs and writes summary and report; returns what they have found."""
-    run_all(runs, out, options)
     aim = runs[0].experiment.rounds.target if target is None else target
-    found = kind(out, tuple(map(RunResult, load_runs(out))), aim, find_baseline(out))
-    write_summary(out, found.summary)
-    write_report_if_possible(out, aim, options.notify)
+    with options.show_progress([run.experiment for run in runs], progress) as shown:
+        run_all(runs, out, shown)
+        found = kind(out, tuple(map(RunResult, load_runs(out))), aim, find_baseline(out))
+        write_summary(out, found.summary)
+        write_report_if_possible(out, aim, shown.notify)
+    _warn(found.describe_overruns(), callers=2)
     return found
 
 
@@ -466,15 +467,24 @@ def plan_comparison(
 
 def write_comparison(out: Path, runs: Sequence[PlannedRun], baseline: str) -> None:
     """Writes which run belongs to which row; rows of an earlier comparison in the directory come last."""
-    with translate_os_errors("create", out):
-        out.mkdir(parents=True, exist_ok=True)
     listed = {run.directory: run.row for run in runs}
     earlier = {path: row for path, row in read_rows(out).items() if path not in listed}
     found = [
         {"row": row, "directory": str(path.relative_to(out))} for path, row in (listed | earlier).items()
     ]
-    document = {"baseline": baseline, "runs": found}
-    replace_file(out / COMPARISON_FILE, (json.dumps(document, indent=2) + "\n").encode())
+    _write_index(out, COMPARISON_FILE, {"baseline": baseline, "runs": found})
+
+
+def write_sweep(out: Path, runs: Sequence[PlannedRun]) -> None:
+    """Writes which run has which values, so that the sweep can be loaded (`report.load`)."""
+    rows = [{"values": dict(run.setting), "directory": str(run.directory.relative_to(out))} for run in runs]
+    _write_index(out, SWEEP_FILE, {"runs": rows})
+
+
+def _write_index(out: Path, name: str, document: Mapping[str, Any]) -> None:
+    with translate_os_errors("create", out):
+        out.mkdir(parents=True, exist_ok=True)
+    replace_file(out / name, (json.dumps(document, indent=2) + "\n").encode())
 
 
 def replace_scheme(experiment: Experiment, scheme: str | SchemeBuilder) -> Experiment:
@@ -543,11 +553,3 @@ def _name_value(experiment: Experiment, key: str, value: object) -> object:
     section, _, name = key.partition(".")
     part = getattr(experiment, section)
     return getattr(part, name or MAIN_KEYS[section])
-
-
-def write_sweep(out: Path, runs: Sequence[PlannedRun]) -> None:
-    """Writes which run has which values, so that the sweep can be loaded (`report.load`)."""
-    with translate_os_errors("create", out):
-        out.mkdir(parents=True, exist_ok=True)
-    rows = [{"values": dict(run.setting), "directory": str(run.directory.relative_to(out))} for run in runs]
-    replace_file(out / SWEEP_FILE, (json.dumps({"runs": rows}, indent=2) + "\n").encode())

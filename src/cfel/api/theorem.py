@@ -20,7 +20,7 @@ from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import dry_run
 from cfel.rounds.parameters import reject_buffering
 from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
-from cfel.system import target_weights, zeta
+from cfel.system.backhaul import target_weights, zeta
 
 ASSUMED = 1.0
 """σ² and G² where nothing is known about them."""

@@ -6,14 +6,13 @@ from pathlib import Path
 from rich.console import Console
 
 from cfel.calibration import BandwidthServer, Calibration, CalibrationOptions, calibrate
-from cfel.cli.arguments import Commands, add_command, add_json_option, add_set_option, parse_positive
+from cfel.cli import options
+from cfel.cli.options import Commands, add_command, add_json_option, add_set_option, parse_positive
 from cfel.cli.output import print_json
-from cfel.cli.run import load_from_arguments
 from cfel.deployment.protocol.addresses import join_address, split_address
 from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
-from cfel.system import DEVICE_CLASSES
-from cfel.system.device_classes import ClassFile, class_file_toml
+from cfel.system.device_classes import DEVICE_CLASSES, ClassFile, class_file_toml
 
 EXAMPLE = """  cfel calibrate --listen 0.0.0.0:7411              (on another machine)
   cfel calibrate experiment.toml --to 10.0.0.1:7411 --out my-board.toml
@@ -56,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.experiment is None:
         raise InputError("EXPERIMENT.toml: is needed, unless --listen is given")
-    found = calibrate(load_from_arguments(arguments), _read_options(arguments))
+    found = calibrate(options.load_from_arguments(arguments), _read_options(arguments))
     if arguments.json:
         print_json(_to_document(found))
     else:

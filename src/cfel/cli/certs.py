@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.arguments import Commands, add_command, parse_count
+from cfel.cli.options import Commands, add_command, parse_count
 from cfel.deployment.security.certificates import (
     AUTHORITY_DAYS,
     check_authority,
@@ -17,7 +17,8 @@ from cfel.deployment.security.certificates import (
     make_authority,
     revoke,
 )
-from cfel.deployment.security.identity import ROLES, Identity
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.security.invitations import parse_identity
 from cfel.errors import InputError
 from cfel.wording import plural
 
@@ -44,9 +45,7 @@ def register(commands: Commands, name: str) -> None:
     parser.add_argument(
         "--revoke", action="append", default=[], metavar="ROLE-NUMBER", help="revoke (repeatable)"
     )
-    parser.add_argument(
-        "--hours", type=_parse_lifetime, default=720.0, help="lifetime in hours (default 720)"
-    )
+    parser.add_argument("--hours", type=parse_lifetime, default=720.0, help="lifetime in hours (default 720)")
     parser.add_argument(
         "--host",
         action="append",
@@ -59,8 +58,8 @@ def register(commands: Commands, name: str) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Creates the authority and missing certificates, renews and revokes; keeps everything else."""
     directory: Path = arguments.out
-    renewed = [_parse_identity(name) for name in arguments.renew]
-    revoked = [_parse_identity(name) for name in arguments.revoke]
+    renewed = [parse_identity(name) for name in arguments.renew]
+    revoked = [parse_identity(name) for name in arguments.revoke]
     if renewed or revoked:
         check_authority(directory)
         _require_issued(directory, [*renewed, *revoked])
@@ -102,7 +101,7 @@ def _print_result(directory: Path, *, issued: int, left: int, revoked: int) -> N
     )
 
 
-def _parse_lifetime(text: str) -> float:
+def parse_lifetime(text: str) -> float:
     """A number of hours, at most the lifetime of the authority."""
     try:
         value = float(text)
@@ -112,10 +111,3 @@ def _parse_lifetime(text: str) -> float:
         most = f"{24 * AUTHORITY_DAYS} ({AUTHORITY_DAYS} days, the lifetime of the authority)"
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number of hours > 0 and ≤ {most}")
     return value
-
-
-def _parse_identity(name: str) -> Identity:
-    role, _, number = name.rpartition("-")
-    if role not in ROLES or not number.isdigit():
-        raise InputError(f"{name!r}: must look like edge-0, device-7 or operator-0")
-    return Identity(role, int(number))

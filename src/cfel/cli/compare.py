@@ -10,19 +10,10 @@ from rich.markup import escape
 
 import cfel
 from cfel.api.runs import list_rows, replace_scheme
-from cfel.cli.arguments import (
-    Commands,
-    add_command,
-    add_out_option,
-    add_seeds_option,
-    add_target_option,
-    parse_names,
-)
-from cfel.cli.output import new_table, print_json, print_report_path, print_table, use_plain_spaces
-from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
+from cfel.cli import options, output
 from cfel.errors import InputError
 from cfel.experiment import Experiment
-from cfel.experiment.document import parse_assignment
+from cfel.experiment.sections import parse_assignment
 from cfel.report.table import (
     TABLE_FORMATS,
     MainTable,
@@ -42,12 +33,12 @@ SCHEMES = "hcef_plus,hcef,cef,cef_c,cef_f,mll_sgd"
 FORMATS = (*TABLE_FORMATS, "pdf")
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
-    add_experiment_argument(parser)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
+    options.add_experiment_argument(parser)
     parser.add_argument(
         "--schemes",
-        type=parse_names,
+        type=options.parse_names,
         metavar="A,B,…",
         help=f"schemes to run (default {SCHEMES}; with --variant: none)",
     )
@@ -61,28 +52,28 @@ def register(commands: Commands, name: str) -> None:
     parser.add_argument(
         "--baseline", metavar="NAME", help="row to compare with (default cef if it is there, else the first)"
     )
-    add_seeds_option(parser, "seeds of each row (default: the experiment's)")
-    add_target_option(parser)
-    add_out_option(parser, "output directory (default runs/NAME-compared)")
+    options.add_seeds_option(parser, "seeds of each row (default: the experiment's)")
+    options.add_target_option(parser)
+    options.add_out_option(parser, "output directory (default runs/NAME-compared)")
     parser.add_argument(
         "--format",
-        type=parse_names,
+        type=options.parse_names,
         default=[],
         metavar="NAME,…",
         help=f"also write the main table as csv, markdown or latex, figures as pdf ({','.join(FORMATS)})",
     )
     parser.add_argument("--resume", action="store_true", help="resume the runs in DIR")
-    add_run_options(parser)
+    options.add_run_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.format:
         check_formats(arguments.format, FORMATS)
-    experiment = load_from_arguments(arguments)
+    experiment = options.load_from_arguments(arguments)
     schemes = arguments.schemes
     if schemes is None:
-        schemes = [] if arguments.variant else parse_names(SCHEMES)
+        schemes = [] if arguments.variant else options.parse_names(SCHEMES)
     rows = list_rows(experiment, schemes) if schemes or not arguments.variant else {}
     for text in arguments.variant:
         name, variant = parse_variant(text, experiment)
@@ -120,23 +111,23 @@ def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namesp
         target=arguments.target,
         baseline=arguments.baseline,
         resume=arguments.resume,
-        **select_run_options(arguments),
+        **options.select_run_options(arguments),
     )
     files = [str(path) for path in write_table(comparison.path, comparison.summary, arguments.format)]
     if "pdf" in arguments.format:
         drawn = comparison.export_figures(comparison.path / "figures", ["pdf"])
         files.append(f"{comparison.path / 'figures'}: {plural(len(drawn), 'PDF file')}")
     if arguments.json:
-        print_json(comparison.summary)
+        output.print_json(comparison.summary)
         return 0
     console = Console(highlight=False)
     print_main_table(console, build_table(comparison.summary))
     print_overruns(console, comparison.describe_overruns())
     target, found = comparison.target, comparison.summary["schemes"]
     if target is not None and all(row["seconds_to_target"] is None for row in found.values()):
-        aim = use_plain_spaces(comparison.metric.format_target(target))
+        aim = output.use_plain_spaces(comparison.metric.format_target(target))
         console.print(f"nothing reached {aim} with every seed: try a lower --target or more rounds")
-    print_report_path(console, comparison.path)
+    output.print_report_path(console, comparison.path)
     for file in files:
         console.print(file, soft_wrap=True, markup=False)
     return 0
@@ -145,14 +136,14 @@ def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namesp
 def print_main_table(console: Console, table: MainTable) -> None:
     """Prints the main table; intervals are on a second line, so that it stays narrow."""
     several = any(cell.interval for _, cells in table.rows.values() for cell in cells)
-    headings = ("\n".join(fold_heading(use_plain_spaces(each))) for each in table.headings)
-    shown = new_table(*table.names, *headings)
+    headings = ("\n".join(fold_heading(output.use_plain_spaces(each))) for each in table.headings)
+    shown = output.new_table(*table.names, *headings)
     shown.padding = (0, 1, 0, 0)
     for names, cells in table.rows.values():
         pad = "\n" if several else ""
         texts = [f"{cell.text}\n{cell.interval}" if several else cell.text for cell in cells]
-        shown.add_row(*(escape(name) + pad for name in names), *map(use_plain_spaces, texts))
-    print_table(console, escape(use_plain_spaces(table.title)), shown)
+        shown.add_row(*(escape(name) + pad for name in names), *map(output.use_plain_spaces, texts))
+    output.print_table(console, escape(output.use_plain_spaces(table.title)), shown)
     console.print(escape(" ".join(table.notes)), style="dim")
 
 

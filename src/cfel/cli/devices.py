@@ -7,8 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.arguments import Commands, add_command, add_json_option, parse_names, parse_positive
-from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli import options, output
 from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
 from cfel.system.device_classes import (
@@ -33,8 +32,8 @@ EXAMPLE = """  cfel devices
   cfel devices --convert state_traces.json --to charging.csv"""
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
     parser.add_argument("name", nargs="?", metavar="NAME", help="show every figure of this class")
     parser.add_argument(
         "--import",
@@ -49,27 +48,33 @@ def register(commands: Commands, name: str) -> None:
         metavar="TRACE",
         help="convert a trace of FLASH or FedScale to the table --to",
     )
-    options = parser.add_argument_group("with --convert, for capacities of FedScale")
-    options.add_argument("--batch", type=int, metavar="N", help="samples in a local step")
-    options.add_argument("--parameters", type=int, metavar="N", help="parameters of the model")
-    options.add_argument("--like", metavar="CLASS", help="device class whose watts the devices use")
-    options = parser.add_argument_group("with --import")
-    options.add_argument("--name", dest="new_name", metavar="NAME", help="name of the new class (required)")
-    options.add_argument("--to", type=Path, metavar="FILE", help="write the class to this TOML file")
-    options.add_argument("--radio", choices=RADIOS, default=RADIOS[0], help="which radio uploads")
-    options.add_argument(
-        "--uplink", type=parse_positive, metavar="N", help="its bits per second (default: median LTE, 6e6)"
+    group = parser.add_argument_group("with --convert, for capacities of FedScale")
+    group.add_argument("--batch", type=int, metavar="N", help="samples in a local step")
+    group.add_argument("--parameters", type=int, metavar="N", help="parameters of the model")
+    group.add_argument("--like", metavar="CLASS", help="device class whose watts the devices use")
+    group = parser.add_argument_group("with --import")
+    group.add_argument("--name", dest="new_name", metavar="NAME", help="name of the new class (required)")
+    group.add_argument("--to", type=Path, metavar="FILE", help="write the class to this TOML file")
+    group.add_argument("--radio", choices=RADIOS, default=RADIOS[0], help="which radio uploads")
+    group.add_argument(
+        "--uplink",
+        type=options.parse_positive,
+        metavar="N",
+        help="its bits per second (default: median LTE, 6e6)",
     )
-    options.add_argument(
-        "--volts", type=parse_positive, metavar="V", help=f"default: the profile's, or {DEFAULT_VOLTS}"
+    group.add_argument(
+        "--volts",
+        type=options.parse_positive,
+        metavar="V",
+        help=f"default: the profile's, or {DEFAULT_VOLTS}",
     )
-    options.add_argument(
+    group.add_argument(
         "--flops-per-cycle",
         default="",
         metavar="N,N,…",
         help=f"of one core, for each cluster of cores (default {DEFAULT_FLOPS_PER_CYCLE:g})",
     )
-    add_json_option(parser)
+    options.add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -86,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name is not None:
         _show(console, _find(library, arguments.name), library, arguments.json)
     elif arguments.json:
-        print_json([_to_document(each) for each in library.classes])
+        output.print_json([_to_document(each) for each in library.classes])
     else:
         _list(console, library)
     return 0
@@ -106,7 +111,7 @@ def _to_document(described: DescribedClass) -> dict[str, object]:
 
 
 def _list(console: Console, library: ClassFile) -> None:
-    table = new_table("class", "GFLOP/s", "W", "sending W", "Mbit/s up", "at half clock", "battery kJ")
+    table = output.new_table("class", "GFLOP/s", "W", "sending W", "Mbit/s up", "at half clock", "battery kJ")
     for each in (described.device for described in library.classes):
         half = each.clock_static + (1 - each.clock_static) * 0.5**each.clock_exponent
         table.add_row(
@@ -118,14 +123,14 @@ def _list(console: Console, library: ClassFile) -> None:
             f"{100 * half:.0f} % J",
             "–" if math.isinf(each.battery_joules) else f"{each.battery_joules / 1e3:.1f}",
         )
-    print_table(console, "Device classes", table)
+    output.print_table(console, "Device classes", table)
     console.print("[dim]origin of each figure: cfel devices NAME[/]")
 
 
 def _show(console: Console, described: DescribedClass, library: ClassFile, as_json: bool) -> None:
-    cited = {key: text for key, text in library.sources.items() if _is_cited(key, described)}
+    cited = {key: text for key, text in library.sources.items() if f"[{key}]" in str(described.how)}
     if as_json:
-        print_json({**_to_document(described), "sources": cited})
+        output.print_json({**_to_document(described), "sources": cited})
         return
     console.print(f"[bold]{escape(described.device.name)}[/]  {escape(described.device.source)}\n")
     for figure in FIGURES:
@@ -135,21 +140,17 @@ def _show(console: Console, described: DescribedClass, library: ClassFile, as_js
         console.print(f"\n[{key}] {text}", markup=False, soft_wrap=True)
 
 
-def _is_cited(key: str, described: DescribedClass) -> bool:
-    return any(f"[{key}]" in text for text in described.how.values())
-
-
 def _import_profile(console: Console, arguments: argparse.Namespace) -> None:
     if arguments.new_name is None:
         raise InputError("--import: needs --name, the name of the new class")
-    options = ProfileOptions(
+    wanted = ProfileOptions(
         flops_per_cycle=_parse_rates(arguments.flops_per_cycle),
         radio=arguments.radio,
         uplink_bits_per_second=arguments.uplink,
         volts=arguments.volts,
     )
     title = f"{arguments.new_name}, from {arguments.profile.name}"
-    found = derive_class(read_power_profile(arguments.profile), arguments.new_name, title, options)
+    found = derive_class(read_power_profile(arguments.profile), arguments.new_name, title, wanted)
     content = ClassFile((found,), {})
     if arguments.to is not None:
         replace_file(arguments.to, class_file_toml(content).encode())
@@ -170,7 +171,7 @@ def _convert_trace(console: Console, arguments: argparse.Namespace) -> None:
         more = {}
     replace_file(arguments.to, table.encode())
     if arguments.json:
-        print_json({"file": str(arguments.to), "devices": devices, **more})
+        output.print_json({"file": str(arguments.to), "devices": devices, **more})
         return
     left_out = f" ({more['left_out']:,} never were, and are left out)" if more.get("left_out") else ""
     console.print(f"{arguments.to}: {plural(devices, 'device')}{left_out}; use it as {key}", markup=False)
@@ -186,6 +187,6 @@ def _read_work(arguments: argparse.Namespace) -> Work:
 
 def _parse_rates(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(word) for word in parse_names(text))
+        return tuple(float(word) for word in options.parse_names(text))
     except ValueError:
         raise InputError(f"--flops-per-cycle {text!r}: must be numbers separated by commas") from None

@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel import __version__
-from cfel.cli.arguments import SUMMARIES
+from cfel.cli.options import SUMMARIES
 from cfel.errors import BudgetWarning, CfelError, InputError, SilentEdgeServerError
 from cfel.extras import explain_missing_extra
 from cfel.wording import escape_control
@@ -37,8 +37,9 @@ def run_command(arguments: Sequence[str]) -> int:
     except CfelError as error:
         errors.print(f"{_choose_word(error)} {escape(_make_printable(error))}", soft_wrap=True)
         # Nodes have more exit codes than other commands, for those who supervise them.
-        choose: Callable[[CfelError], int] = getattr(parsed, "choose_exit_code", _choose_exit_code)
-        return choose(error)
+        if choose := getattr(parsed, "choose_exit_code", None):
+            return int(choose(error))
+        return 2 if isinstance(error, InputError) else 1
     except BrokenPipeError:
         # The reader of our output has ended. Without this, flushing the buffer at exit would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -61,10 +62,6 @@ def _choose_word(error: CfelError) -> str:
     return f"[bold red]{'error' if isinstance(error, InputError) else 'failed'}:[/]"
 
 
-def _choose_exit_code(error: CfelError) -> int:
-    return 2 if isinstance(error, InputError) else 1
-
-
 def _make_printable(error: CfelError) -> str:
     """The message without control characters, and not too long: part of it may come from a file or a peer."""
     text = "\n".join(map(escape_control, str(error).split("\n")))
@@ -83,8 +80,9 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def find_command(name: str) -> ModuleType:
-    """The module of a command; `edge` and `device` are one."""
-    return import_module(f"cfel.cli.{'node' if name in ('edge', 'device') else name}")
+    """The module of a command; `edge` and `device` are one, and so are `fleet` and `extend`."""
+    modules = {"edge": "node", "device": "node", "extend": "fleet"}
+    return import_module(f"cfel.cli.{modules.get(name, name)}")
 
 
 def build_parser(wanted: str) -> argparse.ArgumentParser:

@@ -5,23 +5,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cfel.api.export import export_model
-from cfel.cli.arguments import (
-    Commands,
-    add_command,
-    add_json_option,
-    add_trust_option,
-    parse_count,
-    select_code_policy,
-)
-from cfel.cli.output import print_json
+from cfel.api.models import export_model
+from cfel.cli import options, output
 
 EXAMPLE = """  cfel export runs/first --to model.safetensors
   cfel export runs/first --to model.onnx --edge 3"""
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the run directory")
     parser.add_argument(
         "--to",
@@ -33,28 +25,28 @@ def register(commands: Commands, name: str) -> None:
     )
     parser.add_argument(
         "--edge",
-        type=parse_count,
+        type=options.parse_count,
         metavar="N",
         help="model of edge server N (default: the consensus of all)",
     )
     parser.add_argument(
         "--device",
-        type=parse_count,
+        type=options.parse_count,
         metavar="N",
         help="model that device N keeps to itself, where devices do (model.personal, ditto)",
     )
-    add_trust_option(parser)
-    add_json_option(parser)
+    options.add_trust_option(parser)
+    options.add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the file and prints which model it holds."""
-    code = select_code_policy(arguments, arguments.directory)
+    code = options.select_code_policy(arguments, arguments.directory)
     found = export_model(arguments.directory, arguments.to, arguments.edge, code, arguments.device)
     if arguments.json:
         whose = {"edge": arguments.edge, "device": arguments.device}
-        print_json({"file": str(arguments.to), "round": found.round, **whose})
+        output.print_json({"file": str(arguments.to), "round": found.round, **whose})
         return 0
     words = f"{arguments.to}: {found.whose} after global round {found.round}"
     Console(highlight=False).print(words, soft_wrap=True, markup=False)

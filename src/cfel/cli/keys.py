@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from cfel.cli.arguments import Commands, add_command, add_json_option
+from cfel.cli.options import Commands, add_command, add_json_option
 from cfel.cli.output import print_json
 from cfel.errors import InputError
 from cfel.experiment.key_reference import KeyEntry, list_tables
@@ -36,7 +36,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"no key contains {arguments.word!r}; `cfel keys` lists all of them")
     if arguments.json:
         rows = [(_join(table, each), when, each) for table, when, entries in found for each in entries]
-        print_json([{"key": key, "when": when, **_describe(each)} for key, when, each in rows])
+        print_json(
+            [
+                {
+                    "key": key,
+                    "when": when,
+                    "values": _plain(each.values),
+                    "default": _plain(each.default),
+                    "meaning": each.meaning,
+                }
+                for key, when, each in rows
+            ]
+        )
         return 0
     console = Console(highlight=False)
     for table, when, entries in found:
@@ -52,10 +63,6 @@ def _print_entry(console: Console, entry: KeyEntry) -> None:
     line = f"  {entry.key} = {escape(_plain(entry.default))}  [dim]{escape(_plain(entry.values))}[/]"
     console.print(line, soft_wrap=True)
     console.print(Padding(escape(entry.meaning), (0, 0, 0, 6)))
-
-
-def _describe(entry: KeyEntry) -> dict[str, str]:
-    return {"values": _plain(entry.values), "default": _plain(entry.default), "meaning": entry.meaning}
 
 
 def _plain(text: str) -> str:

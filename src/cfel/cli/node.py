@@ -4,7 +4,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from cfel.cli.arguments import Commands, add_command
+from cfel.cli.options import Commands, add_command
 from cfel.errors import CfelError, InputError
 from cfel.launch.logs import FORMATS, LEVELS, LogSettings, start_logging
 from cfel.launch.node import read_node, run_node

@@ -15,17 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cfel.api.plan import HCEF, MEANING, FleetPlan, find_margins, plan_fleet
-from cfel.cli.arguments import (
-    Commands,
-    add_command,
-    add_json_option,
-    parse_count,
-    parse_number,
-    parse_positive,
-    parse_positive_integer,
-    parse_share,
-)
-from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli import options, output
 from cfel.wording import format_amount, plural
 
 EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
@@ -40,20 +30,20 @@ battery (J), clock_static and clock_exponent (what a slower clock saves)."""
 OptionTexts = Mapping[str, tuple[Callable[[str], float], str]]
 
 PROBLEM_OPTIONS: OptionTexts = {
-    "tau": (parse_positive_integer, "local steps per edge round (default 5)"),
-    "sigma2": (parse_number, "variance of a mini-batch gradient (default 1)"),
-    "g2": (parse_number, "squared norm of a local gradient (default 1)"),
-    "time-cap": (parse_positive, "seconds for this edge round, per cluster (default: no limit)"),
-    "energy-cap": (parse_positive, "joules for this edge round, all devices (default: no limit)"),
-    "rho-min": (parse_number, "minimum share of local steps, ρ (default 0.1)"),
-    "theta-min": (parse_number, "minimum share of the update to upload, θ (default 0.01)"),
-    "noise-weight": (parse_number, "weight of the noise term (default 1, as in the paper)"),
+    "tau": (options.parse_positive_integer, "local steps per edge round (default 5)"),
+    "sigma2": (options.parse_number, "variance of a mini-batch gradient (default 1)"),
+    "g2": (options.parse_number, "squared norm of a local gradient (default 1)"),
+    "time-cap": (options.parse_positive, "seconds for this edge round, per cluster (default: no limit)"),
+    "energy-cap": (options.parse_positive, "joules for this edge round, all devices (default: no limit)"),
+    "rho-min": (options.parse_number, "minimum share of local steps, ρ (default 0.1)"),
+    "theta-min": (options.parse_number, "minimum share of the update to upload, θ (default 0.01)"),
+    "noise-weight": (options.parse_number, "weight of the noise term (default 1, as in the paper)"),
 }
 LENGTH_OPTIONS: OptionTexts = {
-    "time-budget": (parse_positive, "seconds for a whole run, instead of --time-cap"),
-    "energy-budget": (parse_positive, "joules for a whole run, instead of --energy-cap"),
-    "rounds": (parse_positive_integer, "global rounds of that run; required with a budget"),
-    "edge-rounds": (parse_positive_integer, "edge rounds per global round (default 5)"),
+    "time-budget": (options.parse_positive, "seconds for a whole run, instead of --time-cap"),
+    "energy-budget": (options.parse_positive, "joules for a whole run, instead of --energy-cap"),
+    "rounds": (options.parse_positive_integer, "global rounds of that run; required with a budget"),
+    "edge-rounds": (options.parse_positive_integer, "edge rounds per global round (default 5)"),
 }
 
 UNREACHABLE_HELP = "time caps that cannot be met: stretch them (default), or plan the minimum there"
@@ -62,21 +52,26 @@ SCHEME_HELP = (
     "(module:function), as in the first round of a simulation with these devices"
 )
 SCHEME_OPTIONS: OptionTexts = {
-    "batch": (parse_positive_integer, "samples of a full batch, so that smaller ones can be planned"),
-    "step-overhead": (parse_number, "share of a step's cost that its batch does not change (default 0.05)"),
-    "seed": (parse_count, "of schemes that draw (default 0)"),
+    "batch": (options.parse_positive_integer, "samples of a full batch, so that smaller ones can be planned"),
+    "step-overhead": (
+        options.parse_number,
+        "share of a step's cost that its batch does not change (default 0.05)",
+    ),
+    "seed": (options.parse_count, "of schemes that draw (default 0)"),
 }
 METHOD_HELP = "of HCEF: joint, with a proven gap (default), or alternating, the paper's Algorithm 3"
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
     parser.add_argument("fleet", type=Path, metavar="FLEET", help="table of devices: .csv, .parquet or .json")
     for name, (kind, text) in (*PROBLEM_OPTIONS.items(), *LENGTH_OPTIONS.items()):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")
     parser.add_argument("--on-unreachable", choices=("stretch", "minimum"), help=UNREACHABLE_HELP)
     parser.add_argument("--method", choices=("joint", "alternating"), help=METHOD_HELP)
-    parser.add_argument("--start", type=parse_share, metavar="RHO", help="initial ρ of --method alternating")
+    parser.add_argument(
+        "--start", type=options.parse_share, metavar="RHO", help="initial ρ of --method alternating"
+    )
     parser.add_argument("--scheme", metavar="NAME", help=SCHEME_HELP)
     parser.add_argument(
         "--scheme-option",
@@ -89,10 +84,10 @@ def register(commands: Commands, name: str) -> None:
     for name, (kind, text) in SCHEME_OPTIONS.items():
         parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")
     parser.add_argument(
-        "--rows", type=parse_count, default=20, metavar="N", help="devices to show (default 20)"
+        "--rows", type=options.parse_count, default=20, metavar="N", help="devices to show (default 20)"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the plan of all devices to a file")
-    add_json_option(parser)
+    options.add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -103,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.csv is not None:
         plan.write_csv(arguments.csv)
     if arguments.json:
-        print_json(plan.to_document())
+        output.print_json(plan.to_document())
     else:
         _print(Console(highlight=False), plan, arguments.rows)
     return 0
@@ -129,7 +124,7 @@ def _print(console: Console, plan: FleetPlan, rows: int) -> None:
 def _print_clusters(console: Console, plan: FleetPlan, rows: int) -> None:
     named, problem, solution = plan.named, plan.named.problem, plan.solution
     columns = ("cluster", "devices", "cap s", "time s", "slowest", "mean ρ", "mean θ", "energy J")
-    table = new_table(*columns, texts=("cluster", "slowest"))
+    table = output.new_table(*columns, texts=("cluster", "slowest"))
     present = np.unique(problem.cluster)
     for number in present[:rows]:
         members = np.flatnonzero(problem.cluster == number)
@@ -151,7 +146,7 @@ def _print_devices(console: Console, plan: FleetPlan, rows: int) -> None:
     named, solution, limits = plan.named, plan.solution, plan.limited_by
     clock = () if plan.clock is None else ("clock",)
     columns = ("device", "cluster", "ρ", "θ", *clock, "time s", "energy J", "limited by")
-    table = new_table(*columns, texts=("device", "cluster"))
+    table = output.new_table(*columns, texts=("device", "cluster"))
     for device in range(min(named.problem.devices, rows)):
         table.add_row(
             escape(named.device_names[device]),
@@ -173,7 +168,7 @@ def _print_devices(console: Console, plan: FleetPlan, rows: int) -> None:
 
 def _print_some(console: Console, title: str, table: Table, total: int) -> None:
     """Prints a table, and how many rows it leaves out."""
-    print_table(console, title, table)
+    output.print_table(console, title, table)
     left_out = total - table.row_count
     if left_out > 0:
         console.print(f"  [dim]… and {left_out:,} more (to see all: --rows N, --csv FILE or --json)[/]\n")

@@ -7,24 +7,16 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from cfel.api.predict import Prediction, predict
-from cfel.cli.arguments import (
-    Commands,
-    add_command,
-    add_json_option,
-    add_trust_option,
-    parse_count,
-    select_code_policy,
-)
-from cfel.cli.output import print_json
+from cfel.api.models import Prediction, predict
+from cfel.cli import options, output
 from cfel.durable import replace_file
 
 EXAMPLE = """  cfel predict model.safetensors samples.npy
   cfel predict runs/first samples.npz --to scores.npy"""
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "model", type=Path, metavar="FILE|DIR", help="a file of `cfel export`, or a run directory"
     )
@@ -33,23 +25,26 @@ def register(commands: Commands, name: str) -> None:
     )
     parser.add_argument("--to", type=Path, metavar="FILE", help="also write the model's outputs, as .npy")
     parser.add_argument(
-        "--device", type=parse_count, metavar="N", help="model that device N keeps, of a run directory"
+        "--device",
+        type=options.parse_count,
+        metavar="N",
+        help="model that device N keeps, of a run directory",
     )
-    add_trust_option(parser)
-    add_json_option(parser)
+    options.add_trust_option(parser)
+    options.add_json_option(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     folder = arguments.model if arguments.model.is_dir() else arguments.model.parent
-    code = select_code_policy(arguments, folder)
+    code = options.select_code_policy(arguments, folder)
     found = predict(arguments.model, arguments.samples, code, arguments.device)
     if arguments.to is not None:
         content = BytesIO()
         np.save(content, found.outputs)
         replace_file(arguments.to, content.getvalue())
     if arguments.json:
-        print_json({"samples": _list_samples(found)})
+        output.print_json({"samples": _list_samples(found)})
         return 0
     console = Console(highlight=False)
     for number, each in enumerate(_list_samples(found)):

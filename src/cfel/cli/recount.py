@@ -7,28 +7,20 @@ from pathlib import Path
 from rich.console import Console
 
 from cfel.api.recount import CHANGEABLE, recount
-from cfel.cli.arguments import (
-    Commands,
-    add_command,
-    add_json_option,
-    add_set_option,
-    add_trust_option,
-    select_code_policy,
-)
-from cfel.cli.output import print_json
+from cfel.cli import options, output
 from cfel.wording import format_amount, plural
 
 EXAMPLE = """  cfel recount runs/cef/seed-0 --out recounted/cef \\
     --set fleet.conditions.channel_floor=0 --set scheme.slow_clocks=true"""
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
     parser.add_argument("directory", type=Path, metavar="DIR", help="the run directory")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where to write the new log")
-    add_set_option(parser)
-    add_trust_option(parser)
-    add_json_option(parser)
+    options.add_set_option(parser)
+    options.add_trust_option(parser)
+    options.add_json_option(parser)
     parser.epilog = (
         f"Works for schemes that ask the same of every device whatever it costs, such as CEF.\n"
         f"Keys that may change: {', '.join(CHANGEABLE)}\n\n{parser.epilog}"
@@ -38,11 +30,11 @@ def register(commands: Commands, name: str) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Writes the new run directory and prints its totals."""
-    code = select_code_policy(arguments, arguments.directory)
+    code = options.select_code_policy(arguments, arguments.directory)
     records = recount(arguments.directory, arguments.out, arguments.set, code, sys.argv)
     last = records[-1]
     if arguments.json:
-        print_json({"rounds": len(records), "seconds": last.seconds, "joules": last.joules})
+        output.print_json({"rounds": len(records), "seconds": last.seconds, "joules": last.joules})
         return 0
     console = Console(highlight=False)
     console.print(

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cfel.cli.arguments import Commands, add_command, add_json_option, parse_names, parse_number
+from cfel.cli.options import Commands, add_command, add_json_option, parse_names, parse_number
 from cfel.cli.output import print_json
 from cfel.errors import InputError
-from cfel.report import export_results, write_report
+from cfel.report.page import write_report
+from cfel.report.pictures import export_results
 from cfel.tracking.event_files import write_events
 
 EXAMPLE = """  cfel report runs/first

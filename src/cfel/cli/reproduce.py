@@ -8,9 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.api.runs import PlannedRun, make_options, run_all
-from cfel.cli.arguments import Commands, add_command, add_out_option, add_seeds_option, parse_names
-from cfel.cli.output import new_table, print_json, print_report_path, print_table
-from cfel.cli.run import add_run_options
+from cfel.cli import options, output
 from cfel.report.landed import land_study
 from cfel.reproduce.items import (
     DATASETS,
@@ -36,22 +34,22 @@ EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --sca
   cfel reproduce table1 --dataset femnist --data data/femnist --scale full --land results/femnist"""
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
     parser.add_argument("item", choices=ITEMS, help="table or figure; rates selects the learning rates")
     parser.add_argument("--dataset", choices=DATASETS, required=True, help="data set")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of the data set")
     parser.add_argument(
         "--scale", choices=SCALES, default="reduced", help="size of the experiment (default reduced)"
     )
-    add_out_option(parser, "output directory (default reproduced/ITEM-DATASET-SCALE)")
+    options.add_out_option(parser, "output directory (default reproduced/ITEM-DATASET-SCALE)")
     parser.add_argument(
         "--schemes",
-        type=parse_names,
+        type=options.parse_names,
         metavar="A,B,…",
         help="schemes to run (default: all of the paper, and HCEF+)",
     )
-    add_seeds_option(parser, "seeds of each scheme (default: depends on item and scale)")
+    options.add_seeds_option(parser, "seeds of each scheme (default: depends on item and scale)")
     parser.add_argument("--stop", choices=("target",), help="stop every run once it reaches the target")
     parser.add_argument(
         "--rates",
@@ -66,7 +64,7 @@ def register(commands: Commands, name: str) -> None:
         help="also write the results there as tables, without local paths, to commit them",
     )
     parser.add_argument("--report-only", action="store_true", help="run nothing, report on the runs in DIR")
-    add_run_options(parser)
+    options.add_run_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -80,14 +78,14 @@ def run(arguments: argparse.Namespace) -> int:
     document, shown = write_results(request, out)
     landed = [] if arguments.land is None else land_study(out, arguments.land)
     if arguments.json:
-        print_json(document)
+        output.print_json(document)
         return 0
     console = Console(highlight=False)
     for table in shown:
         _print_text_table(console, table)
     if note := document["paper"]["note"]:
         console.print(f"[dim]{escape(note)}[/]")
-    print_report_path(console, out)
+    output.print_report_path(console, out)
     if request.item == "rates":
         use = "use it with --rates, or copy it to experiments/rates.toml"
         console.print(f"learning rates: {escape(str(out / 'rates.toml'))} ({use})", soft_wrap=True)
@@ -143,7 +141,7 @@ def _format_duration(seconds: float) -> str:
 
 
 def _print_text_table(console: Console, table: TextTable) -> None:
-    grid = new_table(*table.headings)
+    grid = output.new_table(*table.headings)
     for row in table.rows:
         grid.add_row(*(escape(cell) for cell in row))
-    print_table(console, escape(table.title), grid)
+    output.print_table(console, escape(table.title), grid)

@@ -1,120 +1,45 @@
 """`cfel run`: one simulation."""
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 import cfel
 from cfel.api.results import RunResult, write_report_if_possible
-from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
-from cfel.cli.output import print_json, use_plain_spaces
+from cfel.cli import options, output
 from cfel.errors import RunDirectoryError
-from cfel.experiment import Experiment, load_experiment
-from cfel.plugins import ANY_CODE, import_from
+from cfel.experiment import Experiment
 from cfel.report.summary import describe_overruns, find_overruns
-from cfel.rounds.parameters import ENGINES
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.system import TraceParameters, cluster_sizes, describe_bias, describe_short_trace, read_trace
-from cfel.tracking import TRACKERS
 from cfel.wording import format_amount, plural
 
 EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
 
-ENGINE_HELP = (
-    "threads: one device per core; batched: many small models at once, equal up to rounding; ray: the "
-    "same bits as threads, on a cluster; auto: batched for small models (default: the experiment's)"
-)
 
-
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
-    add_experiment_argument(parser)
-    add_out_option(parser, "run directory (default runs/NAME)")
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
+    options.add_experiment_argument(parser)
+    options.add_out_option(parser, "run directory (default runs/NAME)")
     parser.add_argument("--resume", action="store_true", help="resume the run in DIR")
-    add_run_options(parser)
+    options.add_run_options(parser)
     parser.set_defaults(run=run)
 
 
-def add_experiment_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the experiment file."""
-    parser.add_argument(
-        "experiment",
-        type=Path,
-        metavar="EXPERIMENT.toml",
-        help="the experiment; `make docs` builds docs/reference/experiment.md, which explains its keys",
-    )
-
-
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of all commands that simulate: --engine, --ray-address, --track, --set, --json."""
-    parser.add_argument("--engine", choices=ENGINES, help=ENGINE_HELP)
-    parser.add_argument(
-        "--ray-address",
-        metavar="HOST:PORT",
-        help="head node of the cluster, with --engine ray (default: start a cluster here)",
-    )
-    parser.add_argument(
-        "--track",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help=f"report every round to a tracker: {', '.join(TRACKERS)}; may be repeated",
-    )
-    add_set_option(parser)
-    add_json_option(parser)
-
-
-def select_run_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What those options mean to `cfel.run`, `cfel.compare`, `cfel.sweep` and `cfel.tune`."""
-    return {"ray_address": arguments.ray_address, "track": arguments.track}
-
-
-def load_from_arguments(arguments: argparse.Namespace) -> Experiment:
-    """Loads the experiment and applies --set and --engine; user-defined code is imported from its folder."""
-    # User-defined parts usually lie beside the experiment that names them.
-    import_from(arguments.experiment.parent)
-    experiment = replace_engine(
-        load_experiment(arguments.experiment, arguments.set, ANY_CODE), arguments.engine
-    )
-    # Warn before the run, which may take hours, and not in its report.
-    sizes = cluster_sizes(experiment.fleet.devices, experiment.fleet.clusters)
-    for warning in (describe_bias(experiment.topology.weights, sizes), _describe_trace_end(experiment)):
-        if warning is not None:
-            Console(stderr=True, highlight=False).print(f"[yellow]warning:[/] {escape(warning)}")
-    return experiment
-
-
-def _describe_trace_end(experiment: Experiment) -> str | None:
-    """What follows the end of a trace that is shorter than the run; None if there is no such trace."""
-    given = experiment.fleet.conditions
-    if not isinstance(given, TraceParameters) or given.after_end == "reject":
-        return None
-    rounds = experiment.rounds
-    short = describe_short_trace(read_trace(given.file), rounds.global_rounds, rounds.edge_rounds)
-    follows = "its last rounds stay" if given.after_end == "hold" else "it starts again from the first"
-    return None if short is None else f"{short}; then {follows} (fleet.conditions.after_end)"
-
-
-def replace_engine(experiment: Experiment, engine: str | None) -> Experiment:
-    """The experiment with another engine; None keeps its own."""
-    if engine is None:
-        return experiment
-    return replace(experiment, simulation=replace(experiment.simulation, engine=engine))
-
-
 def run(arguments: argparse.Namespace) -> int:
-    experiment = load_from_arguments(arguments)
+    experiment = options.load_from_arguments(arguments)
     out: Path = arguments.out or Path("runs") / experiment.name
     if holds_run(out) and not arguments.resume:
         raise RunDirectoryError(_describe_existing_run(out, experiment))
     done: list[RoundRecord] = []
     result = cfel.run(
-        experiment, out, resume=arguments.resume, on_round=done.append, **select_run_options(arguments)
+        experiment,
+        out,
+        resume=arguments.resume,
+        on_round=done.append,
+        **options.select_run_options(arguments),
     )
     if not done:
         _note(f"{out} is already finished: {_explain_end(result.records[-1], experiment)}")
@@ -128,7 +53,7 @@ def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str
     """
     page = write_report_if_possible(result.path, result.experiment.rounds.target, _note)
     if arguments.json:
-        print_json(result.summary)
+        output.print_json(result.summary)
         return 0
     console, last = Console(highlight=False), result.records[-1]
     console.print(
@@ -137,7 +62,7 @@ def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str
     if last.metrics:
         further = {each.name: each for each in result.run.fleet.metrics[1:]}
         values = ", ".join(f"{name} {further[name].format(value)}" for name, value in last.metrics.items())
-        console.print(f"metrics of the task: {escape(use_plain_spaces(values))}", soft_wrap=True)
+        console.print(f"metrics of the task: {escape(output.use_plain_spaces(values))}", soft_wrap=True)
     for sentence in describe_overruns(result.run):
         console.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
     if page is not None:
@@ -154,7 +79,9 @@ def _describe_end(result: RunResult, kind: str) -> str:
     # Once is enough, on a line that is long already.
     words = " of the budget" if fleet.seconds_budget is None else ""
     joules = f"{format_amount(spent[1])} J{_format_share(spent[1], fleet.joules_budget, words)}"
-    return use_plain_spaces(f"test {metric.name} {quality}, {seconds}, {joules}{_describe_within(result)}")
+    return output.use_plain_spaces(
+        f"test {metric.name} {quality}, {seconds}, {joules}{_describe_within(result)}"
+    )
 
 
 def _describe_within(result: RunResult) -> str:

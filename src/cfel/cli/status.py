@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cfel.cli.arguments import Commands, add_command, add_json_option
-from cfel.cli.output import new_table, print_json, unfold_table, use_plain_spaces
+from cfel.cli import options, output
 from cfel.deployment.node import ask_status
 from cfel.errors import InputError
 from cfel.launch.node import read_node
@@ -30,15 +29,15 @@ Answers = Mapping[int, Status | str]
 """Of each edge server its status, or why it does not answer."""
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "where",
         type=Path,
         metavar="DIR|NODE.toml",
         help="directory of `cfel up`, or the configuration of an operator",
     )
-    add_json_option(parser)
+    options.add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     answers = asyncio.run(ask_status(read_node(path).node))
     if arguments.json:
-        print_json({"edges": [_build_document(i, answer) for i, answer in sorted(answers.items())]})
+        output.print_json({"edges": [_build_document(i, answer) for i, answer in sorted(answers.items())]})
     else:
         _print(answers)
     # Scripts use the exit code to see whether the federation is running.
@@ -81,7 +80,7 @@ def _build_document(edge: int, answer: Status | str) -> dict[str, Any]:
 def _print(answers: Answers) -> None:
     console = Console(highlight=False)
     table = _build_table(answers)
-    unfold_table(console, table)
+    output.unfold_table(console, table)
     console.print(table, crop=False)
     for edge, answer in sorted(answers.items()):
         if isinstance(answer, str):
@@ -118,7 +117,7 @@ def _shorten_reason(answer: str) -> str:
 
 def _build_table(answers: Answers) -> Table:
     columns = ("edge", "term", "coordinator", "round", "phase", "devices", "rejected", "quality", "s", "J")
-    table = new_table(*columns)
+    table = output.new_table(*columns)
     table.padding = (0, 1, 0, 0)
     for edge, answer in sorted(answers.items()):
         if isinstance(answer, str):
@@ -133,7 +132,7 @@ def _build_table(answers: Answers) -> Table:
             answer.phase,
             count_devices({edge: answer}),
             str(sum(number for _, number in answer.rejected)),
-            "" if accuracy is None else use_plain_spaces(answer.metric.format(accuracy)),
+            "" if accuracy is None else output.use_plain_spaces(answer.metric.format(accuracy)),
             format_amount(answer.seconds),
             format_amount(answer.joules),
         )
@@ -142,7 +141,7 @@ def _build_table(answers: Answers) -> Table:
 
 def _list_devices(edge: int, status: Status) -> tuple[DeviceStatus, ...]:
     """An edge server's own devices; none in a status without clusters, as before the first round."""
-    return status.clusters[edge].devices if edge < len(status.clusters) else ()
+    return next((each.devices for each in status.clusters if each.cluster == edge), ())
 
 
 def count_devices(answers: Answers) -> str:

@@ -7,28 +7,19 @@ from rich.console import Console
 from rich.markup import escape
 
 import cfel
-from cfel.cli.arguments import (
-    Commands,
-    add_command,
-    add_out_option,
-    add_seeds_option,
-    add_target_option,
-    parse_names,
-)
+from cfel.cli import options, output
 from cfel.cli.compare import print_main_table, print_overruns
-from cfel.cli.output import print_json, print_report_path, use_plain_spaces
-from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
 from cfel.errors import InputError
-from cfel.experiment.document import parse_assignment
+from cfel.experiment.sections import parse_assignment
 from cfel.rounds.run_directory import flatten
 
 EXAMPLE = """  cfel sweep experiment.toml --over local.learning_rate=0.01,0.05 --over scheme.name=hcef,cef
   cfel sweep experiment.toml --over rounds.edge=1,2,5 --seeds 0,1,2 --out runs/edge"""
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
-    add_experiment_argument(parser)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
+    options.add_experiment_argument(parser)
     parser.add_argument(
         "--over",
         action="append",
@@ -36,42 +27,42 @@ def register(commands: Commands, name: str) -> None:
         metavar="A.B=X,Y,…",
         help="a key of the experiment and its values; repeated, every combination is run",
     )
-    add_seeds_option(parser, "seeds of each combination (default: the experiment's)")
-    add_target_option(parser)
-    add_out_option(
+    options.add_seeds_option(parser, "seeds of each combination (default: the experiment's)")
+    options.add_target_option(parser)
+    options.add_out_option(
         parser, "output directory (default runs/NAME-sweep); runs that are there are kept or continued"
     )
-    add_run_options(parser)
+    options.add_run_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     over = dict(map(parse_values, arguments.over))
-    experiment = load_from_arguments(arguments)
+    experiment = options.load_from_arguments(arguments)
     sweep = cfel.sweep(
         experiment,
         over,
         arguments.seeds or None,
         out=arguments.out,
         target=arguments.target,
-        **select_run_options(arguments),
+        **options.select_run_options(arguments),
     )
     if arguments.json:
-        print_json(sweep.summary)
+        output.print_json(sweep.summary)
         return 0
     console = Console(highlight=False)
     print_main_table(console, sweep.main_table)
     print_overruns(console, sweep.describe_overruns())
     if best := _find_best(sweep):
-        console.print(use_plain_spaces(best), soft_wrap=True)
-    print_report_path(console, sweep.path)
+        console.print(output.use_plain_spaces(best), soft_wrap=True)
+    output.print_report_path(console, sweep.path)
     return 0
 
 
 def parse_values(text: str) -> tuple[str, list[Any]]:
     """Reads "a.b=1,2" as a key and its values, each as `--set` reads it."""
     key, sign, listed = text.partition("=")
-    words = parse_names(listed)
+    words = options.parse_names(listed)
     if not sign or not words:
         raise InputError(f"--over {text}: must look like section.key=value,value")
     return key.strip(), [flatten(parse_assignment(f"{key}={word}"))[key.strip()] for word in words]

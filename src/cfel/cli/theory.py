@@ -8,16 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.api.theorem import Assumptions, TheoremReport, report_theorem
-from cfel.cli.arguments import (
-    Commands,
-    add_command,
-    add_json_option,
-    add_set_option,
-    add_trust_option,
-    parse_number,
-    select_code_policy,
-)
-from cfel.cli.output import new_table, print_json, print_table
+from cfel.cli import options, output
 from cfel.control import Bound
 from cfel.plugins import ANY_CODE, CodePolicy, import_from
 from cfel.wording import plural
@@ -37,17 +28,17 @@ MAX_ROUNDS = 8
 """Number of first and of last rounds to show."""
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
     parser.add_argument(
         "experiment",
         type=Path,
         metavar="EXPERIMENT|DIR",
         help="an experiment file, its folder, or a run directory",
     )
-    add_set_option(parser)
-    add_trust_option(parser)
-    options = {
+    options.add_set_option(parser)
+    options.add_trust_option(parser)
+    numbers = {
         "smoothness": ("L", None, "smoothness L of the loss (default 1/(2η), as in the paper's problem P2)"),
         "initial-gap": (
             "N",
@@ -58,9 +49,11 @@ def register(commands: Commands, name: str) -> None:
         "g2": ("N", None, "squared norm G² of a local gradient (default: estimates of the run, or 1)"),
         "learning-rate": ("ETA", None, "step size η (default: that of the experiment)"),
     }
-    for name, (metavar, default, text) in options.items():
-        parser.add_argument(f"--{name}", type=parse_number, metavar=metavar, default=default, help=text)
-    add_json_option(parser)
+    for name, (metavar, default, text) in numbers.items():
+        parser.add_argument(
+            f"--{name}", type=options.parse_number, metavar=metavar, default=default, help=text
+        )
+    options.add_json_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -75,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     report = report_theorem(arguments.experiment, arguments.set, assumed, _select_code_policy(arguments))
     if arguments.json:
-        print_json(report.to_dict())
+        output.print_json(report.to_dict())
     else:
         _print(Console(highlight=False), report)
     return 0
@@ -84,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _select_code_policy(arguments: argparse.Namespace) -> CodePolicy:
     """An experiment file belongs to the user, and so does the code beside it; a directory need not."""
     if arguments.experiment.is_dir():
-        return select_code_policy(arguments, arguments.experiment)
+        return options.select_code_policy(arguments, arguments.experiment)
     import_from(arguments.experiment.parent)
     return ANY_CODE
 
@@ -94,19 +87,19 @@ def _print(console: Console, report: TheoremReport) -> None:
     title = f"[bold]{escape(report.name)}[/]: {escape(report.scheme)}"
     done = f"in {plural(len(report.rounds), 'logged round')}" if report.rounds else "planned in a dry run"
     console.print(f"{title}, {plural(report.edge_rounds, 'edge round')} {done}\n")
-    table = new_table("clusters", "ζ", "Ω₁")
+    table = output.new_table("clusters", "ζ", "Ω₁")
     table.add_row(str(report.clusters), f"{report.zeta:.4f}", f"{report.omega1:.4g}")
-    print_table(
+    output.print_table(
         console, "Backhaul (ζ: 0 mixes at once, 1 never; Ω₁: its effect on the bound, 3 at best)", table
     )
-    table = new_table("term", "value", "share", "cause", texts=("cause",))
+    table = output.new_table("term", "value", "share", "cause", texts=("cause",))
     table.columns[-1].justify = "left"
     for name, meaning in MEANING.items():
         value = getattr(bound, name)
         share = f"{100 * value / bound.total:.1f} %" if bound.total else "–"
         table.add_row(name, f"{value:.6g}", share, meaning)
     table.add_row("total", f"{bound.total:.6g}", "", "")
-    print_table(console, "Theorem 1: bound on the mean of ‖∇F‖²", table)
+    output.print_table(console, "Theorem 1: bound on the mean of ‖∇F‖²", table)
     if report.rounds:
         _print_rounds(console, report)
     console.print(
@@ -129,7 +122,7 @@ def _print(console: Console, report: TheoremReport) -> None:
 
 def _print_rounds(console: Console, report: TheoremReport) -> None:
     """Prints the first and last rounds; the JSON document has all of them."""
-    table = new_table("round", "σ²", "G²", "noise", "skipped", "η ≤", "over", "condition")
+    table = output.new_table("round", "σ²", "G²", "noise", "skipped", "η ≤", "over", "condition")
     cut = len(report.rounds) > 2 * MAX_ROUNDS
     for place, each in enumerate(report.rounds):
         if cut and MAX_ROUNDS <= place < len(report.rounds) - MAX_ROUNDS:
@@ -147,7 +140,9 @@ def _print_rounds(console: Console, report: TheoremReport) -> None:
             f"{terms.breaches}/{terms.devices}",
             "holds" if each.holds else "violated",
         )
-    print_table(console, "Rounds (η ≤: largest step size for all plans; over: plans that need less)", table)
+    output.print_table(
+        console, "Rounds (η ≤: largest step size for all plans; over: plans that need less)", table
+    )
 
 
 def _describe_violations(report: TheoremReport) -> str:

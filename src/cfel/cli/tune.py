@@ -10,15 +10,7 @@ from rich.markup import escape
 
 import cfel
 from cfel.api.tuning import SEED_DISTANCE
-from cfel.cli.arguments import (
-    Commands,
-    add_command,
-    add_out_option,
-    add_seeds_option,
-    parse_positive_integer,
-)
-from cfel.cli.output import new_table, print_json, print_table, use_plain_spaces
-from cfel.cli.run import add_experiment_argument, add_run_options, load_from_arguments, select_run_options
+from cfel.cli import options, output
 from cfel.cli.sweep import parse_values
 from cfel.wording import plural
 
@@ -27,9 +19,9 @@ EXAMPLE = """  cfel tune experiment.toml --over local.learning_rate=0.001..0.3:l
 MOST_ROWS = 10
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
-    add_experiment_argument(parser)
+def register(commands: options.Commands, name: str) -> None:
+    parser = options.add_command(commands, name, EXAMPLE)
+    options.add_experiment_argument(parser)
     parser.add_argument(
         "--over",
         action="append",
@@ -39,32 +31,34 @@ def register(commands: Commands, name: str) -> None:
     )
     parser.add_argument(
         "--trials",
-        type=parse_positive_integer,
+        type=options.parse_positive_integer,
         default=20,
         metavar="N",
         help="trials in total, those that are there included (default 20)",
     )
     seeds = f"seeds of each trial, without the experiment's own (default: that plus {SEED_DISTANCE})"
-    add_seeds_option(parser, seeds, "7,8")
-    add_out_option(parser, "output directory (default runs/NAME-tuned); a tuning that is there continues")
-    add_run_options(parser)
+    options.add_seeds_option(parser, seeds, "7,8")
+    options.add_out_option(
+        parser, "output directory (default runs/NAME-tuned); a tuning that is there continues"
+    )
+    options.add_run_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     over = dict(_parse_range(text) for text in arguments.over)
-    experiment = load_from_arguments(arguments)
+    experiment = options.load_from_arguments(arguments)
     tuning = cfel.tune(
         experiment,
         over,
         trials=arguments.trials,
         seeds=arguments.seeds,
         out=arguments.out,
-        **select_run_options(arguments),
+        **options.select_run_options(arguments),
     )
     if arguments.json:
         trials = [{"values": each.values, "held_out_quality": each.score} for each in tuning.trials]
-        print_json({"best": tuning.best, "seeds": tuning.seeds, "trials": trials})
+        output.print_json({"best": tuning.best, "seeds": tuning.seeds, "trials": trials})
         return 0
     _print_result(Console(highlight=False), tuning, arguments)
     return 0
@@ -77,12 +71,14 @@ def _parse_range(text: str) -> tuple[str, str | list[Any]]:
 
 def _print_result(console: Console, tuning: cfel.Tuning, arguments: argparse.Namespace) -> None:
     metric = tuning.metric
-    table = new_table(*tuning.best, f"held-out\n{metric.name}")
+    table = output.new_table(*tuning.best, f"held-out\n{metric.name}")
     for trial in tuning.trials[:MOST_ROWS]:
-        score = use_plain_spaces(metric.format(trial.score)) if math.isfinite(trial.score) else "none"
+        score = output.use_plain_spaces(metric.format(trial.score)) if math.isfinite(trial.score) else "none"
         table.add_row(*map(_format, trial.values.values()), score)
     counted = f"{plural(len(tuning.trials), 'trial')} with {plural(len(tuning.seeds), 'seed')} each"
-    print_table(console, f"Held-out {metric.name} within the budgets, realised, best of {counted}", table)
+    output.print_table(
+        console, f"Held-out {metric.name} within the budgets, realised, best of {counted}", table
+    )
     seeds = ", ".join(map(str, tuning.seeds))
     console.print(f"judged by held-out training samples, with seeds {seeds}; test samples played no part")
     changes = [*arguments.set, *(f"{key}={value}" for key, value in tuning.best.items())]

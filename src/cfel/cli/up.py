@@ -20,10 +20,18 @@ from rich.text import Text
 
 from cfel.api.progress import defer_interrupt
 from cfel.api.results import load_result
-from cfel.cli.arguments import Commands, add_command, add_json_option, add_out_option, add_set_option
 from cfel.cli.node import add_log_options, choose_log_settings
+from cfel.cli.options import (
+    Commands,
+    add_command,
+    add_experiment_argument,
+    add_json_option,
+    add_out_option,
+    add_set_option,
+    load_from_arguments,
+)
 from cfel.cli.output import new_table, use_plain_spaces
-from cfel.cli.run import add_experiment_argument, load_from_arguments, print_run_result
+from cfel.cli.run import print_run_result
 from cfel.cli.status import Answers, count_devices
 from cfel.deployment.node import Node, ask_status
 from cfel.errors import DeploymentError

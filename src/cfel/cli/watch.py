@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.arguments import Commands, add_command, parse_count, parse_positive
+from cfel.cli.options import Commands, add_command, parse_count, parse_positive
 from cfel.dashboard import RunWatcher, dashboard_app, serve
 
 EXAMPLE = """  cfel watch runs/first

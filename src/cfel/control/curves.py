@@ -41,10 +41,11 @@ MOST_EXCHANGES = 60
 # Prices just before and just after the critical one: the two responses there differ only in devices that jump
 # at that very price.
 NUDGE = 1e-9
-# A fleet of more than twice this many devices is first priced by a sample of about this size.
-SAMPLE = 4096
-# How far around a price from a sample the whole fleet is asked: four standard errors of the sample.
-MARGIN = 4.0 / SAMPLE**0.5
+# A fleet of more than twice this many devices is first priced by a sample: one in so many of its devices, but
+# no fewer than this.
+SAMPLE, ONE_IN = 256, 8
+# How far around a price from a sample of N devices the whole fleet is asked, times √N: four standard errors.
+MARGIN = 4.0
 # Prices of the first exchange, relative to the chord between the cheapest plan and the best one.
 FIRST_PRICES = 10.0 ** np.array([-4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4])
 # Prices that stand for none and for infinity: large and small enough, and their products are numbers.
@@ -301,25 +302,30 @@ def search_price(fleet: Fleet, energy_cap: float) -> Bracket:
 
     If the cap is below the least energy of the fleet, the result's `under` exceeds it too.
     """
-    ends: list[End] = []
-    if fleet.size > 2 * SAMPLE:
-        # A large fleet is priced by a sample first: prices a little below and above that one nearly always
-        # lie on both sides of the cap, and few devices are undecided between them.
-        part = sample(fleet, SAMPLE)
-        guess = find_prices(ask_fleet(part), energy_cap * part.size / fleet.size)[0].price
-        ends = _ask_ends(fleet, guess * np.array([1 - MARGIN, 1 + MARGIN]))
-    if ends and ends[0].point.joules > energy_cap >= ends[1].point.joules:
-        over, under = _close_in_between(fleet, ends[0], ends[1], energy_cap)
-        # Nothing is proven by devices that were taken to be decided: all are asked again.
-        bound = -np.inf
-    else:
-        over, under, bound = find_prices(ask_fleet(fleet), energy_cap)
+    (over, under, bound), ends = _find_prices(fleet, energy_cap)
     prices = np.unique([over.price, under.price])
+    # Nothing is proven by devices that were taken to be decided: all are asked again.
     ends = sorted([*ends, *_ask_ends(fleet, prices)], key=lambda end: end.point.price)
     bound = max(bound, *(end.point.bound(energy_cap) for end in ends))
     # Energy falls as the price rises.
     split = sum(end.point.joules > energy_cap for end in ends)
     return Bracket(ends[max(split - 1, 0)], ends[min(split, len(ends) - 1)], bound)
+
+
+def _find_prices(fleet: Fleet, energy_cap: float) -> tuple[tuple[Point, Point, float], list[End]]:
+    """Two points around the cap and a bound as `find_prices` has them, and what all devices were asked.
+
+    A large fleet is priced by a sample first, and that by a sample of its own. Prices a little below and
+    above the sample's nearly always lie on both sides of the cap, and few devices are undecided between them.
+    """
+    if fleet.size > 2 * SAMPLE:
+        part = sample(fleet, max(SAMPLE, fleet.size // ONE_IN))
+        guess = _find_prices(part, energy_cap * part.size / fleet.size)[0][0].price
+        margin = MARGIN / part.size**0.5
+        over, under = _ask_ends(fleet, guess * np.array([1 - margin, 1 + margin]))
+        if over.point.joules > energy_cap >= under.point.joules:
+            return (*_close_in_between(fleet, over, under, energy_cap), -np.inf), [over, under]
+    return find_prices(ask_fleet(fleet), energy_cap), []
 
 
 def find_prices(ask: Ask, energy_cap: float) -> tuple[Point, Point, float]:

@@ -24,7 +24,6 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cfel.dashboard.access_control import is_address
 from cfel.dashboard.app import DISCONNECT, Dashboard
 from cfel.errors import DashboardError, InputError
 
@@ -188,7 +187,7 @@ def _open_listener(app: Dashboard, host: str, port: int) -> socket.socket:
         )[0]
     except (OSError, UnicodeError) as error:
         raise DashboardError(f"dashboard: host {host!r} is unknown: {error}") from error
-    if not app.needs_token and not _is_loopback(str(address[0])):
+    if not app.needs_token and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise InputError(f"dashboard: host {host!r} can be reached from other machines and needs a token")
     try:
         listener = socket.create_server(address[:2], family=family)
@@ -197,10 +196,6 @@ def _open_listener(app: Dashboard, host: str, port: int) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # the kernel drops readers that stopped responding
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED_MILLISECONDS)
     return listener
-
-
-def _is_loopback(address: str) -> bool:
-    return is_address(address) and ipaddress.ip_address(address).is_loopback
 
 
 async def _wait_until_started(server: uvicorn.Server, task: "asyncio.Task[None]") -> None:

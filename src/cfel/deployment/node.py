@@ -20,7 +20,7 @@ from cfel.deployment.measurement.energy_counters import EnergyCounter, find_coun
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size
 from cfel.deployment.protocol.calls import RemoteCalls
-from cfel.deployment.protocol.edge_requests import TRANSFER_METHODS, StatusRequest
+from cfel.deployment.protocol.edge_requests import TRANSFER_METHODS, ChangeRequest, StatusRequest
 from cfel.deployment.protocol.grpc_transport import (
     GrpcClient,
     GrpcServer,
@@ -31,12 +31,15 @@ from cfel.deployment.protocol.grpc_transport import (
 from cfel.deployment.security.credentials import CredentialFiles, Credentials, watch_expiry
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
-from cfel.errors import DeploymentError, InputError
+from cfel.errors import DeploymentError, InputError, UnreachableError
 from cfel.learning.task import DeviceData
+from cfel.membership import FleetChange
 from cfel.status import Status
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
+_CHANGE_SECONDS = 10.0
+_ASK_AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +165,36 @@ async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str
         edges = list(node.peers())
         answers = await asyncio.gather(*(ask(edge) for edge in edges))
         return {edge.number: answer for edge, answer in zip(edges, answers, strict=True)}
+    finally:
+        await client.close()
+
+
+async def ask_for_change(node: Node, change: FleetChange, seconds: float) -> int:
+    """Asks for a change until it holds; returns the first global round that it holds for.
+
+    The same edge server is not always there, and a coordinator that dies forgets what waits for the end of
+    its round. The change's ticket makes it count once, however often it is asked for.
+
+    Raises:
+        RejectedError: it is not possible.
+        UnreachableError: no edge server could say within `seconds` that it holds.
+    """
+    client = GrpcClient(Credentials.read(node.certificates, node.identity), node.peers(), 0)
+    calls, clock = RemoteCalls(client), asyncio.get_running_loop().time
+    deadline, problem = clock() + seconds, "the present round has not ended"
+    try:
+        while clock() < deadline:
+            for edge in node.peers():
+                try:
+                    answer = await calls.call(edge, ChangeRequest(change), _CHANGE_SECONDS)
+                except UnreachableError as error:
+                    problem = str(error)
+                    continue
+                if answer.round:
+                    return answer.round
+                break
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)
+        raise UnreachableError(f"{change.describe()} does not hold yet after {seconds:g} s: {problem}")
     finally:
         await client.close()
 

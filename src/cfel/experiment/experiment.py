@@ -25,30 +25,28 @@ from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, describe_error, unknown_name
-from cfel.experiment.document import (
-    MAIN_KEYS,
-    Table,
-    check_table,
-    keys_of,
-    merge,
-    parse_assignment,
-    parse_section,
-    reject_unknown,
-    resolve_paths,
-    to_table,
-)
 from cfel.experiment.python_parts import Part, name_objects
 from cfel.experiment.sections import (
     FILE_NAMES,
+    MAIN_KEYS,
     PATHS,
     PRESETS,
     BudgetParameters,
     CompressionParameters,
     DataParameters,
     ModelParameters,
+    Table,
+    check_table,
     fleet_to_table,
+    keys_of,
+    merge,
+    parse_assignment,
     parse_fleet,
+    parse_section,
     reject_short_trace,
+    reject_unknown,
+    resolve_paths,
+    to_table,
 )
 from cfel.learning.compressors import Compressor, TopKInBits, compressor, find_upload_share, none
 from cfel.learning.data import BUILTIN as DATA_SETS
@@ -63,15 +61,16 @@ from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.files import load_model
-from cfel.learning.models.flat import FlatModule
-from cfel.learning.task import DeviceData, Task, check_batches, check_task, count_parameters, load_custom_task
+from cfel.learning.models.flat import FlatModule, SharedPart
+from cfel.learning.task import DeviceData, Task, check_batches, check_task, load_custom_task, measure_model
 from cfel.membership import FleetChange, Membership
 from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
 from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.seeding import make_key
-from cfel.system import FleetParameters, TopologyParameters, build_backhaul, build_fleet
+from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.batch_shares import LAYER_SHARES, BatchShares
+from cfel.system.fleet import FleetParameters, build_fleet
 from cfel.system.value_bits import ValueBits
 from cfel.validation import parse_toml
 from cfel.world import Era, World
@@ -245,15 +244,17 @@ class Experiment:
         samples = None
         if self.fleet.sampling().needs_samples:
             samples = [each.samples for each in self._split(self.load_task())[1]]
-        parameters = self.model.charged_parameters or self.count_parameters()
+        stated = self.model.parameters
+        # Of a model whose size is stated, nothing else is known: it may normalise.
+        shared = self._measure_model() if stated is None else SharedPart(stated, 1, 1)
         _, first = self.fleet.list_memberships()[0]
-        setting = self._build_setting(self.build_parts(), parameters, samples, first)
+        setting = self._build_setting(self.build_parts(), shared, samples, first)
         return replace(setting, budget=self._compute_budget(setting))
 
     def _build_setting(
         self,
         parts: BuiltParts,
-        parameters: int,
+        shared: SharedPart,
         samples: Sequence[int] | None,
         membership: Membership,
         *,
@@ -273,9 +274,10 @@ class Experiment:
         if weighs and samples is not None:
             backhaul = weight_backhaul(parts.scheme.gossip, fleet, backhaul, samples[: fleet.devices])
         placed = backhaul.place(members, fleet.clusters)
+        parameters = self.model.charged_parameters or shared.parameters
         bits, exchanged = 32.0 * parameters, 1.0 + parts.edge_rules.vectors
         shares = {
-            "small_batches": BatchShares(self.data.batch, self.local.step_overhead),
+            "small_batches": BatchShares(self.data.batch, self.local.step_overhead, shared.buffers > 0),
             "last_layers": LAYER_SHARES,
         }
         return Setting(
@@ -299,14 +301,15 @@ class Experiment:
 
     def count_parameters(self) -> int:
         """Counts the trained parameters that devices share, unless the file states their number."""
-        if self.model.parameters is not None:
-            return self.model.parameters
+        return self.model.parameters or self._measure_model().parameters
+
+    def _measure_model(self) -> SharedPart:
         # The shape of a built-in data set is known, so that planning works before its files are there.
         if self.data.task is None and self.data.name in DATA_SETS:
             builder = model_builder(self.model.name, self.code)
             known = DATA_SETS[self.data.name]
-            return count_parameters(builder, known.input_shape, known.classes, self.model.personal)
-        return self._build_start(self.load_task()).shared.parameters
+            return measure_model(builder, known.input_shape, known.classes, self.model.personal)
+        return self._build_start(self.load_task()).shared
 
     def _compute_budget(self, setting: Setting) -> Budget:
         """Total budgets in seconds and joules; a given number takes precedence over a share of CEF's use."""
@@ -361,8 +364,7 @@ class Experiment:
             data: of each device.
         """
         start = parts.edge_rules.add_memory(flat.read())
-        size = start.parameters.numel()
-        eras = self._build_eras(parts, size, task, [each.samples for each in data])
+        eras = self._build_eras(parts, flat.shared, task, [each.samples for each in data])
 
         def change(changes: Sequence[FleetChange]) -> World:
             after = replace(self, fleet=replace(self.fleet, changes=tuple(changes)))
@@ -386,22 +388,21 @@ class Experiment:
         )
 
     def _build_eras(
-        self, parts: BuiltParts, size: int, task: Task, samples: Sequence[int]
+        self, parts: BuiltParts, shared: SharedPart, task: Task, samples: Sequence[int]
     ) -> tuple[Era, ...]:
         """The setting of every membership; the budget is that of the first, with what was added later."""
         eras: list[Era] = []
         budget = Budget()
         for first_round, membership in self.fleet.list_memberships():
-            charged = self.model.charged_parameters or size
-            setting = self._build_setting(parts, charged, samples, membership, weighs=True)
+            setting = self._build_setting(parts, shared, samples, membership, weighs=True)
             if not eras:
                 budget = self._compute_budget(setting)
             setting = replace(
                 setting,
                 budget=Budget(budget.seconds + membership.seconds, budget.joules + membership.joules),
                 # Charged as for `charged_parameters`, though the model that trains may be smaller.
-                charged_share=setting.model_bits / (32.0 * size),
-                upload_share=find_upload_share(parts.compress, size),
+                charged_share=setting.model_bits / (32.0 * shared.parameters),
+                upload_share=find_upload_share(parts.compress, shared.parameters),
                 metrics=task.described_metrics,
             )
             eras.append(Era(first_round, setting, membership))
@@ -439,7 +440,7 @@ class Experiment:
 
     def resolve(self, world: World) -> "Experiment":
         """The experiment with the engine chosen."""
-        engine = choose_engine(self.simulation.engine, world).engine
+        engine = choose_engine(self.simulation.engine, world, self.simulation.device).engine
         return replace(self, simulation=replace(self.simulation, engine=engine))
 
     def _build_start(self, task: Task) -> FlatModule:

@@ -26,10 +26,13 @@ from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.local.algorithms import ALGORITHMS
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
-from cfel.system import Availability, DeviceClass, TopologyParameters
+from cfel.system.availability import Availability
 from cfel.system.backhaul import KINDS as TOPOLOGIES
+from cfel.system.backhaul import TopologyParameters
+from cfel.system.device_classes import DeviceClass
 
 _ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*)$")
+_FIELD = re.compile(r"(?P<name>\w+): [^#]+?(?:  # (?P<text>.*))?")
 # Keys that are tables of their own.
 _TABLES = {"fleet": ("conditions", "availability")}
 
@@ -106,7 +109,7 @@ def _list_names(parameters: type, name: str) -> str:
 
 
 def read_attributes(documented: type) -> dict[str, str]:
-    """The meaning of each attribute, from the section `Attributes:` of the docstring."""
+    """The meaning of each field: from `Attributes:` in the docstring, or else from the comments beside it."""
     _, _, section = inspect.cleandoc(documented.__doc__ or "").partition("Attributes:\n")
     meanings: dict[str, str] = {}
     names: list[str] = []
@@ -116,14 +119,28 @@ def read_attributes(documented: type) -> dict[str, str]:
             meanings |= dict.fromkeys(names, entry["text"])
         elif line.startswith("     "):
             meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
+    return meanings or _read_comments(documented)
+
+
+def _read_comments(documented: type) -> dict[str, str]:
+    """The comment behind each field, or the lines above it."""
+    meanings: dict[str, str] = {}
+    above: list[str] = []
+    for line in map(str.strip, inspect.getsource(documented).splitlines()):
+        if line.startswith("# "):
+            above.append(line[2:])
+            continue
+        if (field := _FIELD.fullmatch(line)) and (words := " ".join([*above, field["text"] or ""]).strip()):
+            meanings[field["name"]] = words
+        above = []
     return meanings
 
 
 def find_meaning(documented: type, entry: Field[Any], meanings: Mapping[str, str]) -> str:
     """What the docstring says about a field, as a sentence."""
     if entry.name not in meanings:
-        raise UndocumentedError(f"{documented.__qualname__}.{entry.name}: `Attributes:` does not mention it")
-    text = meanings[entry.name]
+        raise UndocumentedError(f"{documented.__qualname__}.{entry.name}: no comment says what it is")
+    text = f"{meanings[entry.name].removesuffix('.')}."
     # A Greek letter is a symbol.
     return f"{text[0].upper()}{text[1:]}" if text[0].isascii() else text
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cfel.control import Scheme
 from cfel.errors import InputError
-from cfel.experiment.document import MAIN_KEYS, Table
+from cfel.experiment.sections import MAIN_KEYS, Table
 from cfel.learning.data import DataSet
 from cfel.learning.data.dataset import make_class_targets
 from cfel.learning.task import Task

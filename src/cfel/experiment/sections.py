@@ -1,36 +1,151 @@
-"""The sections of an experiment file that no other package defines, and how `[fleet]` is read and written."""
+"""Tables of an experiment file: merged, changed from the command line, converted to dataclasses and back.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+Also the sections that no other package defines, and how `[fleet]` is read and written.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cfel import validation
 from cfel.control import Rounds
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, StorageError, unknown_name
-from cfel.experiment.document import (
-    Table,
-    check_table,
-    parse_section,
-    to_table,
-)
 from cfel.learning.data.partition import PartitionParameters
 from cfel.membership import FleetChange
-from cfel.system import (
-    Availability,
-    DeviceClass,
-    Fleet,
-    FleetParameters,
-    HardwareConditions,
-    RandomConditions,
-    TraceConditions,
-    TraceParameters,
-    describe_short_trace,
-)
-from cfel.system.device_classes import parse_class_file
+from cfel.system.availability import Availability
+from cfel.system.conditions import RandomConditions
+from cfel.system.device_classes import DeviceClass, HardwareConditions, parse_class_file
+from cfel.system.device_tables import TraceConditions, TraceParameters, describe_short_trace
+from cfel.system.fleet import Fleet, FleetParameters
 from cfel.system.value_bits import ValueBits
 from cfel.validation import parse_toml
+from cfel.wording import show
+
+Table = Mapping[str, Any]
+Parameters = TypeVar("Parameters")
+
+MAIN_KEYS: Mapping[str, str] = {
+    "data": "name",
+    "model": "name",
+    "scheme": "name",
+    "compression": "kind",
+    "topology": "kind",
+}
+"""The key that a section stands for where it is given as a name or an object instead of a table."""
+
+
+def parse_section(parameters: type[Parameters], place: str, table: Table) -> Parameters:
+    """Converts a table to its dataclass.
+
+    A key is the name of a field, or the `key` in the field's metadata where the file uses another name.
+    """
+    known = keys_of(parameters)
+    reject_unknown(place, table, known)
+    for key, entry in known.items():
+        needed = entry.default is MISSING and entry.default_factory is MISSING
+        if needed and key not in table:
+            raise ExperimentError(f"{place}.{key}: is missing")
+    return parameters(**{known[key].name: _freeze(value) for key, value in table.items()})
+
+
+def keys_of(parameters: Any) -> dict[str, Field[Any]]:  # noqa: ANN401 — a dataclass or an instance of one
+    """The fields of parameters by their keys in the file."""
+    return {entry.metadata.get("key", entry.name): entry for entry in fields(parameters)}
+
+
+def _freeze(value: object) -> object:
+    """TOML's lists as tuples, at every depth."""
+    return tuple(_freeze(entry) for entry in value) if isinstance(value, list) else value
+
+
+def check_table(place: str, value: object) -> Table:
+    """Returns the value if it is a table, else raises."""
+    if not isinstance(value, Mapping):
+        key = MAIN_KEYS.get(place)
+        hint = f"; write {place}.{key} = {show(value)}" if key and isinstance(value, str) else ""
+        raise ExperimentError(f"{place} = {show(value)}: must be a table{hint}")
+    return value
+
+
+def resolve_paths(document: Table, folder: Path, places: Sequence[tuple[str, ...]]) -> Table:
+    """Makes the file names at the given places absolute; relative ones start from the folder."""
+    for *tables, key in places:
+        inner: Any = document
+        for name in tables:
+            inner = inner.get(name) if isinstance(inner, Mapping) else None
+        named = inner.get(key) if isinstance(inner, Mapping) else None
+        if isinstance(named, str | list):
+            located: Table = {key: _locate(named, folder.absolute())}
+            for name in reversed(tables):
+                located = {name: located}
+            document = merge(document, located)
+    return document
+
+
+def _locate(named: Any, folder: Path) -> Any:  # noqa: ANN401 — any value of a TOML document
+    """A file name, or a list of them; what is neither is left to the check of its section."""
+    if isinstance(named, list):
+        return [_locate(each, folder) for each in named]
+    return str(folder / named) if isinstance(named, str) else named
+
+
+def reject_unknown(place: str, table: Table, allowed: Sequence[str] | Mapping[str, Any]) -> None:
+    """Raises for the first key that is not allowed, naming the nearest allowed one."""
+    for key in table:
+        if key not in allowed:
+            raise ExperimentError(unknown_name(f"[{place}]" if place else "top level", key, allowed))
+
+
+def merge(below: Table, above: Table) -> dict[str, Any]:
+    """Lays `above` over `below`, table by table; conditions of another kind replace those below."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            result[key] = dict(value) if _are_other_conditions(key, old, value) else merge(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def _are_other_conditions(key: str, old: Table, new: Table) -> bool:
+    """Each kind of conditions has its own keys, so the keys of another kind must not be merged in."""
+    kind = old.get("kind", "random")
+    return key == "conditions" and new.get("kind", kind) != kind
+
+
+def parse_assignment(change: str) -> Table:
+    """Reads an assignment `a.b=value` as a table; a bare word counts as text."""
+    name, sign, text = change.partition("=")
+    if not sign or not name.strip():
+        raise ExperimentError(f"--set {change!r}: must look like section.key=value")
+    try:
+        return tomllib.loads(f"{name} = {text}")
+    except tomllib.TOMLDecodeError:
+        # So that `--set scheme.name=cef` works without quotes that a shell would take away.
+        quoted = text.strip().replace("\\", "\\\\").replace('"', '\\"')
+        try:
+            return tomllib.loads(f'{name} = "{quoted}"')
+        except tomllib.TOMLDecodeError as error:
+            raise ExperimentError(f"--set {change!r}: {error}") from error
+
+
+def to_table(parameters: object) -> dict[str, Any]:
+    """Converts a dataclass to a TOML table; leaves `None` out, as TOML has no null."""
+    values = {key: getattr(parameters, entry.name) for key, entry in keys_of(parameters).items()}
+    return {key: _to_toml(value) for key, value in values.items() if value is not None}
+
+
+def _to_toml(value: object) -> object:
+    if isinstance(value, tuple | list):
+        return [_to_toml(entry) for entry in value]
+    if isinstance(value, Mapping):
+        return {key: _to_toml(entry) for key, entry in value.items()}
+    return value
+
 
 PRESETS = ("demo", "paper-cifar10", "paper-femnist", "best", "none")
 CONDITIONS = {"random": RandomConditions, "classes": HardwareConditions, "trace": TraceParameters}
@@ -47,48 +162,37 @@ _MAX_BYTES = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class DataParameters:
-    """The experiment file's `[data]`.
+    """The experiment file's `[data]`."""
 
-    Attributes:
-        name: a built-in data set, an entry point's name, or "module:function".
-        path: the folder or file where it is; without it, "cifar10" and "femnist" are downloaded.
-        partition: how samples are spread over devices: "iid" at random, "dirichlet" with different shares
-            of every class, "classes" with the same number of classes each, "shards" with a few classes each,
-            "sizes" unevenly, "distribution" in given mixtures of classes, "writer" by who made them, or a
-            user-defined "module:function".
-        beta: with "dirichlet", concentration of the distribution over devices, > 0; the smaller, the more the
-            devices differ.
-        cluster_beta: with "dirichlet", concentration of a distribution over clusters, > 0; `beta` is then the
-            one within each cluster. By default clusters play no part.
-        least: with "dirichlet" and "sizes", every device gets at least this many samples, ≥ 1.
-        shards: with "shards", shards per device, ≥ 1.
-        classes_per_device: with "classes", ≥ 1.
-        sizes: with "sizes", samples per device: a list of numbers; or "equal", "linear", "square" or
-            "exponential" in the number of the device.
-        distribution: with "distribution", shares of the classes, one list per device or one per cluster.
-        writers_per_device: with "writer", ≥ 1.
-        batch: samples in a mini-batch, ≥ 1.
-        augment: "none", "flip", "crop_flip", or a user-defined "module:function".
-        held_out: share of every device's training samples to test on instead of the test set, and not to
-            train on, in [0, 0.9]. For choosing a learning rate.
-        task: a user-defined task ("module:function") instead of data set, model and loss.
-    """
-
-    name: str = "digits"
+    name: str = "digits"  # a built-in data set, an entry point's name, or "module:function"
+    # The folder or file where it is; without it, "cifar10" and "femnist" are downloaded.
     path: str | None = None
+    # How samples are spread over devices: "iid" at random, "dirichlet" with different shares of every class,
+    # "classes" with the same number of classes each, "shards" with a few classes each, "sizes" unevenly,
+    # "distribution" in given mixtures of classes, "writer" by who made them, or a user-defined
+    # "module:function".
     partition: str = "dirichlet"
+    # With "dirichlet", concentration of the distribution over devices, > 0; the smaller, the more the devices
+    # differ.
     beta: float = 1.0
+    # With "dirichlet", concentration of a distribution over clusters, > 0; `beta` is then the one within each
+    # cluster. By default clusters play no part.
     cluster_beta: float | None = None
-    least: int = 2
-    shards: int = 2
-    classes_per_device: int = 2
+    least: int = 2  # with "dirichlet" and "sizes", every device gets at least this many samples, ≥ 1
+    shards: int = 2  # with "shards", shards per device, ≥ 1
+    classes_per_device: int = 2  # with "classes", ≥ 1
+    # With "sizes", samples per device: a list of numbers; or "equal", "linear", "square" or "exponential" in
+    # the number of the device.
     sizes: str | tuple[int, ...] = "equal"
+    # With "distribution", shares of the classes, one list per device or one per cluster.
     distribution: tuple[tuple[float, ...], ...] = ()
-    writers_per_device: int = 1
-    batch: int = 50
-    augment: str = "none"
+    writers_per_device: int = 1  # with "writer", ≥ 1
+    batch: int = 50  # samples in a mini-batch, ≥ 1
+    augment: str = "none"  # "none", "flip", "crop_flip", or a user-defined "module:function"
+    # Share of every device's training samples to test on instead of the test set, and not to train on, in [0,
+    # 0.9]. For choosing a learning rate.
     held_out: float = 0.0
-    task: str | None = None
+    task: str | None = None  # a user-defined task ("module:function") instead of data set, model and loss
 
     def __post_init__(self) -> None:
         validation.check_whole("data.batch", self.batch, least=1)
@@ -115,22 +219,17 @@ class DataParameters:
 
 @dataclass(frozen=True, slots=True)
 class ModelParameters:
-    """The experiment file's `[model]`.
+    """The experiment file's `[model]`."""
 
-    Attributes:
-        name: a built-in model, an entry point's name, or "module:function".
-        init: a safetensors file to start from, instead of random values.
-        parameters: how many trained parameters the model has, ≥ 1; needed only to plan without its data.
-        charged_parameters: charge uploads and backhaul as for a model with this many parameters, in caps,
-            budgets, accounts and bytes; by default as for the model itself.
-        personal: names of parameters that stay on devices, with *, ? and [...] as in file names; neither sent
-            nor aggregated nor charged.
-    """
-
-    name: str = "mlp"
-    init: str | None = None
+    name: str = "mlp"  # a built-in model, an entry point's name, or "module:function"
+    init: str | None = None  # a safetensors file to start from, instead of random values
+    # How many trained parameters the model has, ≥ 1; needed only to plan without its data.
     parameters: int | None = None
+    # Charge uploads and backhaul as for a model with this many parameters, in caps, budgets, accounts and
+    # bytes; by default as for the model itself.
     charged_parameters: int | None = None
+    # Names of parameters that stay on devices, with *, ? and [...] as in file names; neither sent nor
+    # aggregated nor charged.
     personal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -146,18 +245,14 @@ class ModelParameters:
 
 @dataclass(frozen=True, slots=True)
 class CompressionParameters:
-    """The experiment file's `[compression]`.
+    """The experiment file's `[compression]`."""
 
-    Attributes:
-        kind: a built-in compressor, an entry point's name, or "module:function".
-        error_feedback: whether devices keep what compression drops and add it to their next update.
-        bits: bits per value that devices choose from, some of 4, 8, 16 and 32, for `topk`; θ is then a share
-            of the bits of a full upload, and realised costs count the bits that were sent. Without it, values
-            have 32 bits and θ is a share of entries.
-    """
-
-    kind: str = "topk"
+    kind: str = "topk"  # a built-in compressor, an entry point's name, or "module:function"
+    # Whether devices keep what compression drops and add it to their next update.
     error_feedback: bool = False
+    # Bits per value that devices choose from, some of 4, 8, 16 and 32, for `topk`; θ is then a share of the
+    # bits of a full upload, and realised costs count the bits that were sent. Without it, values have 32 bits
+    # and θ is a share of entries.
     bits: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -174,20 +269,15 @@ class CompressionParameters:
 
 @dataclass(frozen=True, slots=True)
 class BudgetParameters:
-    """The experiment file's `[budget]`: of the whole run; None for no limit.
+    """The experiment file's `[budget]`: of the whole run; None for no limit."""
 
-    Attributes:
-        seconds: time, > 0.
-        joules: energy of all devices together, > 0.
-        share_of_cef: both as a share of what CEF would use in this experiment, > 0; a number given for one of
-            them takes precedence.
-        cef_rounds: global rounds of CEF that the share refers to, ≥ 1; by default as many as the run has.
-            Rounds of other schemes may be shorter, and more of them fit into the same budgets.
-    """
-
-    seconds: float | None = None
-    joules: float | None = None
+    seconds: float | None = None  # time, > 0
+    joules: float | None = None  # energy of all devices together, > 0
+    # Both as a share of what CEF would use in this experiment, > 0; a number given for one of them takes
+    # precedence.
     share_of_cef: float | None = None
+    # Global rounds of CEF that the share refers to, ≥ 1; by default as many as the run has. Rounds of other
+    # schemes may be shorter, and more of them fit into the same budgets.
     cef_rounds: int | None = None
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from cfel.cost import (
     realised_seconds,
 )
 from cfel.errors import InputError
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 
 FIELDS = ("mu", "alpha", "nu", "power")
 """Names of what computing and sending cost a node, as in the tables of `cfel plan`."""

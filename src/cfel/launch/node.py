@@ -42,8 +42,8 @@ from cfel.deployment.security.identity import Identity
 from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import ExperimentError, InputError, StorageError, find_expected_error
 from cfel.experiment import Experiment, digest_shared_parts, experiment_toml, load_experiment
-from cfel.experiment.document import reject_unknown
 from cfel.experiment.experiment import NODE_KEYS
+from cfel.experiment.sections import reject_unknown
 from cfel.launch.logs import LogSettings
 from cfel.learning.task import DeviceData, check_batches, check_task
 from cfel.plugins import ANY_CODE, import_from, resolve

@@ -27,6 +27,7 @@ from cfel.errors import (
     RunBusyError,
     SilentEdgeServerError,
     StorageError,
+    VersionError,
 )
 from cfel.launch.logs import LogSettings, start_logging
 from cfel.launch.node import read_node, run_node
@@ -49,8 +50,16 @@ DIVERGED = 6
 """An edge server of a run in which the training of all devices diverged. Started again it goes on from the
 last round, most likely to the same end: use a smaller `local.learning_rate` in a new run."""
 
+OTHER_VERSION = 7
+"""The others speak other versions of the protocol: upgrade the older ones, one version at a time."""
+BUSY = 8
+"""Its directory is in use by another process: the node runs already, perhaps started by hand."""
+
 STOPPED = 130
 """Asked to stop."""
+
+FINAL = (INVALID, REJECTED, SILENT, DAMAGED, DIVERGED, OTHER_VERSION, BUSY)
+"""Codes after which no supervisor should start a node again: somebody has to change something first."""
 
 
 def choose_exit_code(error: CfelError) -> int:
@@ -58,15 +67,19 @@ def choose_exit_code(error: CfelError) -> int:
     match error:
         case InputError():
             return INVALID
+        case VersionError():
+            return OTHER_VERSION
         case NotAdmittedError() | CredentialsError():
             return REJECTED
         case SilentEdgeServerError():
             return SILENT
         case AllDivergedError():
             return DIVERGED
-        # A full disk, or a process that still runs, may not be there the next time.
-        case DiskError() | RunBusyError():
+        # A full disk may not be full the next time.
+        case DiskError():
             return FAILED
+        case RunBusyError():
+            return BUSY
         case StorageError():
             return DAMAGED
         case _:
@@ -147,6 +160,11 @@ class Processes:
         (found,) = (each for each in self._processes if each.configuration.stem == name)
         return found.process.pid or 0
 
+    @property
+    def are_over(self) -> bool:
+        """Whether all nodes have ended, as `restart_dead` saw them last."""
+        return all(each.over for each in self._processes)
+
     def restart_dead(self) -> list[str]:
         """Restarts processes that have died.
 
@@ -171,7 +189,7 @@ class Processes:
                     "training diverged at all devices, so nothing is left to learn from; most likely "
                     f"local.learning_rate is too large. See {each.configuration.with_suffix('.log')}"
                 )
-            elif code in (INVALID, REJECTED, DAMAGED) or each.restarts >= MOST_RESTARTS:
+            elif code in (INVALID, REJECTED, DAMAGED, OTHER_VERSION) or each.restarts >= MOST_RESTARTS:
                 log = each.configuration.with_suffix(".log")
                 raise DeploymentError(f"{each.configuration.stem} ended with code {code}, see {log}")
             else:

@@ -20,7 +20,7 @@ from cfel.errors import CfelError, InputError
 from cfel.learning.data.dataset import DataSet
 from cfel.learning.data.images import Augmentation
 from cfel.learning.models.builders import ModelBuilder
-from cfel.learning.models.flat import FlatModel, FlatModule, observe_behaviour
+from cfel.learning.models.flat import FlatModel, FlatModule, SharedPart, observe_behaviour
 from cfel.learning.torch_state import seed_generator
 from cfel.metric import Metric, describe_metric
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
@@ -160,11 +160,11 @@ def initial_model(task: Task, seed: int) -> FlatModel:
     return replace(task, seed=seed).build().read()
 
 
-def count_parameters(
+def measure_model(
     model: ModelBuilder, input_shape: tuple[int, ...], classes: int, personal: Sequence[str] = ()
-) -> int:
-    """Builds the model and counts the trained parameters that devices share; no data is needed."""
-    return FlatModule(_build_module(model, input_shape, classes, 0), personal=personal).shared.parameters
+) -> SharedPart:
+    """Builds the model and counts what devices share of it; no data is needed."""
+    return FlatModule(_build_module(model, input_shape, classes, 0), personal=personal).shared
 
 
 def load_custom_task(name: str, path: Path | None = None, code: CodePolicy = BUILT_IN_ONLY) -> Task:

@@ -110,7 +110,7 @@ def read_study(study: Path, within: str = "") -> tuple[LandedRun, ...]:
     common = _read_toml(study / EXPERIMENT)
     with translate_parse_errors(study / RUNS):
         document = parse_json(_read_text(study / RUNS))
-        rows = [row for row in document["runs"] if _lies_within(row["run"], within)]
+        rows = [row for row in document["runs"] if not within or f"{row['run']}/".startswith(f"{within}/")]
     records = _read_rounds(study / ROUNDS, {row["run"] for row in rows})
     with translate_parse_errors(study / RUNS):
         return tuple(
@@ -140,10 +140,6 @@ def unpack_study(study: Path, out: Path) -> list[Path]:
                 writer.append(record)
         written.append(place)
     return written
-
-
-def _lies_within(place: str, within: str) -> bool:
-    return not within or place == within or place.startswith(f"{within}/")
 
 
 def _read_run(path: Path, place: str) -> LandedRun:

@@ -4,7 +4,7 @@ It shows the result first, then the figures, then how each run was made. Everyth
 directory is escaped. The page follows the light or dark preference of the browser and fits a phone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -209,14 +209,11 @@ def _name_best(summary: Mapping[str, Any]) -> str:
     if not known or len(rows) == 1:
         return ""
     best, *others = sorted(known, key=lambda row: metric.sort_key(float(row["quality_within_budgets"])))
-    text = f"{best['label']} has the best {metric.name} within the budgets, {_show_quality(best, metric)}"
+    quality = metric.format(best["quality_within_budgets"], best["confidence"]["quality_within_budgets"])
+    text = f"{best['label']} has the best {metric.name} within the budgets, {quality}"
     if len(best["per_seed"]) == 1:
         return f"{text}, with one seed."
     return f"{text}{_name_close(best, others, 'quality_within_budgets')}."
-
-
-def _show_quality(row: Mapping[str, Any], metric: Metric) -> str:
-    return metric.format(row["quality_within_budgets"], row["confidence"]["quality_within_budgets"])
 
 
 def _name_close(best: Mapping[str, Any], others: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -297,31 +294,41 @@ def render_work_table(
 
     What was not recorded has no column.
     """
-    metric = read_metric(summary)
-    headings = (
-        f"{metric.name[0].upper()}{metric.name[1:]} at the end",
-        "Time used",
-        "Time expected",
-        "Energy used",
-        "Energy expected",
-        "Steps planned",
-        "Steps taken",
-        "Uploads planned",
-        "Uploads sent",
-        "Backhaul",
-        "Backhaul energy",
-        "Downloads",
-        "Devices: mean",
-        "Worst tenth",
-        "Spread",
-        "Own models: mean",
-        "Worst tenth",
-        "Spread",
-        "Real time",
-        "Peak memory",
-    )
-    rows = {scheme: _format_work(values, metric) for scheme, values in summary["schemes"].items()}
-    return _render_table(headings, rows, styles, settings)
+    columns = _list_work_columns(read_metric(summary))
+    rows = {
+        scheme: tuple(write(values[name]) for _, name, write in columns)
+        for scheme, values in summary["schemes"].items()
+    }
+    return _render_table([heading for heading, _, _ in columns], rows, styles, settings)
+
+
+def _list_work_columns(metric: Metric) -> list[tuple[str, str, Callable[[float | None], str]]]:
+    """Heading, value of the summary, and how it is written."""
+    return [
+        (f"{metric.name[0].upper()}{metric.name[1:]} at the end", "final_accuracy", metric.format),
+        ("Time used", "seconds", format_seconds),
+        ("Time expected", "expected_seconds", format_seconds),
+        ("Energy used", "joules", format_joules),
+        ("Energy expected", "expected_joules", format_joules),
+        ("Steps planned", "steps_planned", _format_count),
+        ("Steps taken", "steps_taken", _format_count),
+        ("Uploads planned", "upload_bytes_planned", format_bytes),
+        ("Uploads sent", "upload_bytes", format_bytes),
+        ("Backhaul", "backhaul_bytes", format_bytes),
+        ("Backhaul energy", "backhaul_joules", format_joules),
+        ("Downloads", "download_bytes", format_bytes),
+        *(
+            (heading, f"{whose}_accuracy_{name}", metric.format)
+            for whose, title in (("device", "Devices"), ("personal", "Own models"))
+            for heading, name in ((f"{title}: mean", "mean"), ("Worst tenth", "worst"), ("Spread", "spread"))
+        ),
+        ("Real time", "wall_seconds", format_seconds),
+        ("Peak memory", "peak_memory_bytes", format_bytes),
+    ]
+
+
+def _format_count(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.0f}"
 
 
 def render_metrics_table(
@@ -341,25 +348,6 @@ def render_metrics_table(
     }
     table = _render_table(names, rows, styles, settings, keep=names)
     return f"<h2>Metrics of the task</h2>{_render_card(table)}" if names else ""
-
-
-def _format_work(values: Mapping[str, Any], metric: Metric) -> tuple[str, ...]:
-    return (
-        metric.format(values["final_accuracy"]),
-        *(format_seconds(values[name]) for name in ("seconds", "expected_seconds")),
-        *(format_joules(values[name]) for name in ("joules", "expected_joules")),
-        *(_format_number(values[name], ",.0f") for name in ("steps_planned", "steps_taken")),
-        *(format_bytes(values[name]) for name in ("upload_bytes_planned", "upload_bytes", "backhaul_bytes")),
-        format_joules(values["backhaul_joules"]),
-        format_bytes(values["download_bytes"]),
-        *(
-            metric.format(values[f"{whose}_accuracy_{name}"])
-            for whose in ("device", "personal")
-            for name in ("mean", "worst", "spread")
-        ),
-        format_seconds(values["wall_seconds"]),
-        format_bytes(values["peak_memory_bytes"]),
-    )
 
 
 def _render_table(
@@ -412,7 +400,3 @@ def render_cells(headings: Sequence[str], texts: Sequence[str]) -> str:
         f'<td data-label="{escape(heading)}">{escape(text)}</td>'
         for heading, text in zip(headings, texts, strict=True)
     )
-
-
-def _format_number(value: float | None, form: str) -> str:
-    return NOTHING if value is None else format(value, form)

@@ -48,22 +48,12 @@ _DEVICE_ACCURACY = (
     *(f"{whose}_accuracy_{name}" for whose in ("device", "personal") for name in ("mean", "worst", "spread")),
     "personal_loss",
 )
-_MEASURED = (
-    "quality_within_budgets",
-    "seconds_to_target",
-    "expected_seconds_to_target",
-    "joules_to_target",
-    "final_accuracy",
-    "seconds",
-    "joules",
-    "expected_seconds",
-    "expected_joules",
-    "seconds_budget",
-    "joules_budget",
-    *_SUMMED,
-    "peak_memory_bytes",
-    *_DEVICE_ACCURACY,
-)
+_ENDS = {
+    "seconds": "seconds_realised",
+    "joules": "joules_realised",
+    "expected_seconds": "seconds_expected",
+    "expected_joules": "joules_expected",
+}
 DIFFERENCE = "quality_difference"
 _GAINS = (("gain_seconds", "seconds_to_target"), ("gain_joules", "joules_to_target"))
 
@@ -121,15 +111,16 @@ def _summarise_seeds(seeds: Seeds, reference: Seeds) -> dict[str, Any]:
     per_seed = {
         seed: {**values, **_compare(values, reference.get(seed, {}))} for seed, values in seeds.items()
     }
+    measured = tuple(next(iter(seeds.values())))
     differences = _column(per_seed, DIFFERENCE)
     gains = {gain: _column(per_seed, gain) for gain, _ in _GAINS}
     logarithms = {gain: [_log(each) for each in found] for gain, found in gains.items()}
     return {
-        **{name: _mean(_column(seeds, name)) for name in _MEASURED},
+        **{name: _mean(_column(seeds, name)) for name in measured},
         DIFFERENCE: _mean(differences),
         **{gain: geometric_mean(found) for gain, found in gains.items()},
         "reached": sum(values["seconds_to_target"] is not None for values in seeds.values()),
-        "confidence": {name: confidence_half_width(_column(seeds, name)) for name in _MEASURED},
+        "confidence": {name: confidence_half_width(_column(seeds, name)) for name in measured},
         "interval": {
             DIFFERENCE: find_interval(differences),
             **{gain: geometric_interval(found) for gain, found in gains.items()},
@@ -171,24 +162,20 @@ def write_summary(path: Path, document: Mapping[str, Any]) -> None:
 
 def measure(run: Run, target: float | None) -> dict[str, float | None]:
     """Measures one run; costs are realised ones, except those that are called expected."""
-    evaluated = [value for record in run.records if (value := _finite(record.accuracy)) is not None]
     reached = None if target is None else find_crossing(run.records, target, run.fleet.metrics[0])
+    costs = ("seconds_to_target", "expected_seconds_to_target", "joules_to_target")
     last = run.records[-1] if run.records else None
-    values = (
-        find_quality_within_budgets(run),
-        *(reached or (None, None, None)),
-        evaluated[-1] if evaluated else None,
-        last.seconds_realised if last else None,
-        last.joules_realised if last else None,
-        last.seconds_expected if last else None,
-        last.joules_expected if last else None,
-        run.fleet.seconds_budget,
-        run.fleet.joules_budget,
-        *(_sum_field(run, name) for name in _SUMMED),
-        last.peak_memory_bytes if last else None,
-        *(_find_last(run, name) for name in _DEVICE_ACCURACY),
-    )
-    return dict(zip(_MEASURED, values, strict=True))
+    return {
+        "quality_within_budgets": find_quality_within_budgets(run),
+        **dict(zip(costs, reached or (None, None, None), strict=True)),
+        "final_accuracy": _find_last(run, "accuracy"),
+        **{name: None if last is None else getattr(last, field) for name, field in _ENDS.items()},
+        "seconds_budget": run.fleet.seconds_budget,
+        "joules_budget": run.fleet.joules_budget,
+        **{name: _sum_field(run, name) for name in _SUMMED},
+        "peak_memory_bytes": None if last is None else last.peak_memory_bytes,
+        **{name: _find_last(run, name) for name in _DEVICE_ACCURACY},
+    }
 
 
 def find_quality_within_budgets(run: Run) -> float | None:
@@ -365,16 +352,16 @@ def _explain(run: Run, resource: str, since: int, budget: float) -> str:
 
 def find_missed_caps(run: Run, kind: str = "") -> MissedCaps | None:
     """The rounds whose plans missed caps of one kind ("time cap", "energy cap"), or any; None without any."""
-    missed = [record for record in run.records if not record.feasible and _mentions(record, kind)]
+    missed = [
+        record
+        for record in run.records
+        if not record.feasible and (not kind or any(kind in words for words in record.violations))
+    ]
     if not missed:
         return None
     words = next((each for each in missed[0].violations if kind in each), "no reason recorded")
     unreachable = str(_read_setting(run, "scheme", "on_unreachable") or "stretch")
     return MissedCaps(len(missed), missed[0].round, words, unreachable)
-
-
-def _mentions(record: RoundRecord, kind: str) -> bool:
-    return not kind or any(kind in words for words in record.violations)
 
 
 def _read_setting(run: Run, section: str, key: str) -> object:

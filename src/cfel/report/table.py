@@ -93,7 +93,10 @@ class MainTable:
     def to_latex(self) -> str:
         """The table in LaTeX; it needs the package booktabs."""
         columns = "l" * len(self.names) + "r" * len(self.headings)
-        lines = [_join_latex((*names, *map(str, cells))) for names, cells in self.rows.values()]
+        lines = [
+            " & ".join(map(_escape_latex, (*names, *map(str, cells)))) + r" \\"
+            for names, cells in self.rows.values()
+        ]
         return "\n".join(
             [
                 r"% \usepackage{booktabs}",
@@ -138,10 +141,6 @@ def fold_heading(heading: str) -> list[str]:
 def _stack_latex(heading: str) -> str:
     lines = r" \\ ".join(map(_escape_latex, fold_heading(heading)))
     return rf"\shortstack[r]{{{lines}}}"
-
-
-def _join_latex(cells: Sequence[str]) -> str:
-    return f"{' & '.join(map(_escape_latex, cells))} \\\\"
 
 
 def build_table(summary: Mapping[str, Any], settings: Settings = NO_SETTINGS) -> MainTable:

@@ -21,7 +21,7 @@ from cfel.api.runs import PlannedRun, row_folder
 from cfel.errors import InputError, describe_error
 from cfel.experiment import Experiment, load_experiment
 from cfel.plugins import ANY_CODE, parse_variants
-from cfel.report import Run
+from cfel.report.load import Run
 
 REFERENCE = "cef"
 

@@ -29,7 +29,7 @@ from cfel.rounds.kernel import (
     observe,
     plan_edge_round,
 )
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 
 MOST_EDGE_ROUNDS = 50_000
 """Of a dry run for a budget, which every process of a run makes before it starts; takes a minute or two."""

@@ -40,7 +40,7 @@ from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.metric import Metric
 from cfel.runlog import RoundRecord
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 
 # Plans fill caps and deadlines up to rounding.
 _ROUNDING = 1e-9

@@ -1,5 +1,6 @@
 """The experiment file's `[simulation]`, what "auto" stands for, and who can aggregate the first updates."""
 
+import sys
 from dataclasses import dataclass
 
 from cfel import validation
@@ -7,10 +8,11 @@ from cfel.control.scheme import SchemeParameters
 from cfel.errors import InputError, unknown_name
 from cfel.learning.edge import AggregationParameters
 from cfel.learning.local.algorithm import LocalAlgorithm
+from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.batched import find_obstacle
 from cfel.world import Evaluations, World
 
-ENGINES = ("auto", "threads", "batched", "ray")
+ENGINES = ("auto", "threads", "processes", "batched", "ray")
 _ALLOWED = {
     "engine": ENGINES,
     "accounting": ("expected", "realised"),
@@ -26,9 +28,10 @@ class SimulationParameters:
     """The experiment file's `[simulation]`: accounts and evaluation, in deployments too; engine and workers.
 
     Attributes:
-        engine: "threads" (one device at a time per core), "batched" (many devices trained as one model; equal
-            to "threads" up to rounding), "ray" (as "threads", to the same bits, on a cluster), or "auto":
-            "batched" for small models that allow it, "threads" for others.
+        engine: "threads" (one device at a time per core), "processes" (the same bits, in worker processes),
+            "batched" (many devices trained as one model; equal to "threads" up to rounding), "ray" (as
+            "threads", to the same bits, on a cluster), or "auto": "batched" for small models that allow it,
+            "processes" for medium ones and those that draw random numbers, "threads" for large ones.
         workers: threads or processes; 0 for one per core. The results do not depend on it.
         accounting: which costs the budget counts: "expected" (the paper) or "realised".
         uploads: how realised uploads are counted: by the "share" θ of a full model (the paper), or by the
@@ -70,6 +73,9 @@ class SimulationParameters:
 # Up to this many parameters, starting an operation costs more than carrying it out, so devices train faster
 # side by side than one after the other: five times for 5,000, 1.5 times for 50,000, no gain for 130,000.
 MOST_BATCHED_PARAMETERS = 60_000
+# Up to this size, two threads of one process wait for each other's Python between operations (10 % of the
+# time for 168,000 parameters); processes do not.
+MOST_FORKED_PARAMETERS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +86,35 @@ class EngineChoice:
     notice: str | None = None
 
 
-def choose_engine(engine: str, world: World) -> EngineChoice:
-    """The engine with "auto" resolved: by the model alone, so that an experiment always runs the same way."""
+def choose_engine(engine: str, world: World, device: str = "cpu") -> EngineChoice:
+    """The engine with "auto" resolved: by the experiment alone, so that it always runs the same way.
+
+    Only where a system cannot fork, threads replace processes, which give the same bits.
+    """
     if engine != "auto":
         return EngineChoice(engine)
-    if world.start.parameters.numel() > MOST_BATCHED_PARAMETERS:
-        return EngineChoice("threads")
-    obstacle = find_obstacle(world.task, world.training, world.start, world.data[0])
-    if obstacle is None:
-        return EngineChoice("batched")
-    return EngineChoice("threads", f"engine: threads, as devices cannot be trained side by side: {obstacle}")
+    size = world.start.parameters.numel()
+    if size <= MOST_BATCHED_PARAMETERS:
+        obstacle = find_obstacle(world.task, world.training, world.start, world.data[0])
+        if obstacle is None:
+            return EngineChoice("batched")
+        found = _choose_workers(world, device)
+        return EngineChoice(found, f"engine: {found}, as devices cannot be trained side by side: {obstacle}")
+    return EngineChoice(_choose_workers(world, device))
+
+
+def _choose_workers(world: World, device: str) -> str:
+    """Processes where threads would wait for each other, else threads."""
+    # macOS lets a process with torch in it fork, but its libraries break.
+    if device != "cpu" or not sys.platform.startswith("linux"):
+        return "threads"
+    # A loop of its own may remember things, so it stays in one process.
+    if find_algorithm(world.training).train is not None:
+        return "threads"
+    if world.start.parameters.numel() <= MOST_FORKED_PARAMETERS:
+        return "processes"
+    # A process has one generator of torch, so threads would wait for each other to draw from it.
+    return "processes" if world.task.build().behaviour.is_random else "threads"
 
 
 def check_buffering(

@@ -39,7 +39,7 @@ MAY_DIFFER = (
 `rounds.global` is not among them: plans share what is left of the budgets among the rounds that are left.
 """
 
-SAME_BITS = {"ray": "threads"}
+SAME_BITS = {"ray": "threads", "processes": "threads"}
 """Engines that compute what another one does: a run may move from one machine to a cluster, and back."""
 
 

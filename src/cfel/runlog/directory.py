@@ -169,22 +169,15 @@ def _git(root: Path, *words: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetDescription:
-    """Clusters, backhaul and budgets of one run, for readers; conditions and classes stay in `system`.
+    """Clusters, backhaul and budgets of one run, for readers; conditions and classes stay in `system`."""
 
-    Attributes:
-        cluster: cluster of each device, by device number.
-        edges: links of the backhaul between edge servers, each once, as pairs of cluster numbers.
-        mixing: the mixing matrix W, one row per cluster; rows sum to 1.
-        seconds_budget: time budget, or None for no limit.
-        joules_budget: energy budget of all devices together, or None for no limit.
-        metrics: what the task measures: first the metric that records call accuracy, then further ones.
-    """
-
-    cluster: tuple[int, ...]
+    cluster: tuple[int, ...]  # cluster of each device, by device number
+    # Links of the backhaul between edge servers, each once, as pairs of cluster numbers.
     edges: tuple[tuple[int, int], ...]
-    mixing: tuple[tuple[float, ...], ...]
-    seconds_budget: float | None = None
-    joules_budget: float | None = None
+    mixing: tuple[tuple[float, ...], ...]  # the mixing matrix W, one row per cluster; rows sum to 1
+    seconds_budget: float | None = None  # time budget, or None for no limit
+    joules_budget: float | None = None  # energy budget of all devices together, or None for no limit
+    # What the task measures: first the metric that records call accuracy, then further ones.
     metrics: tuple[Metric, ...] = (ACCURACY,)
 
     def __post_init__(self) -> None:

@@ -63,94 +63,62 @@ _NOT_IN_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
-    """One global round.
+    """One global round; `docs/reference/run-directory.md` lists the fields as in the log."""
 
-    Attributes:
-        round: number of the global round; consecutive within a run.
-        seconds: virtual (or real) time since the start, in the account the experiment chose.
-        joules: energy of all devices since the start, in the same account.
-        seconds_expected: time since the start as the controller counts it (the mean of the step draws).
-        joules_expected: energy likewise.
-        seconds_realised: time since the start with the steps actually taken.
-        joules_realised: energy likewise.
-        accuracy: the task's metric (`FleetDescription.metrics`); None when this round was not evaluated.
-        loss: mean training loss of the round; None when no device took a step.
-        rho_mean: mean of ρ over devices and edge rounds.
-        theta_mean: mean of θ over devices and edge rounds.
-        sigma2: estimate of the gradient noise σ².
-        g2: estimate of the squared gradient norm G².
-        gap: largest proven optimality gap of the round's plans; None when nothing was solved.
-        feasible: whether every plan of the round met its caps.
-        violations: what could not be met, in words.
-        wire_bytes: bytes of this round's uploads and gossip.
-        wall_seconds: real time this round took to compute.
-        model_sha256: SHA-256 of the concatenated SHA-256s of the edge models, in cluster order, as hex.
-        straggler: device the slowest cluster waited for, by realised seconds; None when no device took part.
-        slowest_cluster: cluster that all others waited for, likewise.
-        devices_taking_part: devices that took part in at least one edge round.
-        steps_planned: local steps of all devices in this round by the plans, Σ ρτ.
-        steps_taken: local steps that they took.
-        upload_bytes_planned: bytes of this round's uploads by the plans, Σ θ times a full model.
-        upload_bytes: bytes that devices sent, indices included.
-        backhaul_bytes: bytes of models between edge servers in this round.
-        backhaul_joules: energy of these, part of `joules`; 0 where it is not charged
-            (`topology.joules_per_bit`).
-        download_bytes: bytes of models that devices fetched in this round, with what edge servers remember
-            beside them; as in the paper, neither their time nor their energy is charged.
-        device_accuracy_mean: mean over devices of the metric on test samples like their own; None if not
-            evaluated per device (`simulation.device_accuracy`).
-        device_accuracy_worst: mean over the worst tenth of the devices.
-        device_accuracy_spread: standard deviation over devices.
-        personal_accuracy_mean: the same mean, of the models that devices keep to themselves; None without.
-        personal_accuracy_worst: mean over the worst tenth of the devices.
-        personal_accuracy_spread: standard deviation over devices.
-        personal_loss: mean over devices of the task's loss of these models, on the same samples.
-        metrics: the task's further metrics by their own names, averaged like accuracy; empty without.
-        ends_at_budget: whether the run ends with this round because the budgets do not cover another.
-        changes: of the fleet, or of the length of the run, that hold from the next round on.
-        peak_memory_bytes: most memory that the simulating process has used so far, without workers in other
-            processes; None if not known.
-    """
-
-    round: int
-    seconds: float
-    joules: float
-    seconds_expected: float
-    joules_expected: float
-    seconds_realised: float
-    joules_realised: float
+    round: int  # number of the global round; consecutive within a run
+    seconds: float  # virtual (or real) time since the start, in the account the experiment chose
+    joules: float  # energy of all devices since the start, in the same account
+    seconds_expected: float  # time since the start as the controller counts it (the mean of the step draws)
+    joules_expected: float  # energy likewise
+    seconds_realised: float  # time since the start with the steps actually taken
+    joules_realised: float  # energy likewise
+    # The task's metric (`FleetDescription.metrics`); None when this round was not evaluated.
     accuracy: float | None
-    loss: float | None
-    rho_mean: float
-    theta_mean: float
-    sigma2: float
-    g2: float
-    gap: float | None
-    feasible: bool
-    wire_bytes: int
-    wall_seconds: float
-    model_sha256: str
-    violations: tuple[str, ...] = ()
+    loss: float | None  # mean training loss of the round; None when no device took a step
+    rho_mean: float  # mean of ρ over devices and edge rounds
+    theta_mean: float  # mean of θ over devices and edge rounds
+    sigma2: float  # estimate of the gradient noise σ²
+    g2: float  # estimate of the squared gradient norm G²
+    gap: float | None  # largest proven optimality gap of the round's plans; None when nothing was solved
+    feasible: bool  # whether every plan of the round met its caps
+    wire_bytes: int  # bytes of this round's uploads and gossip
+    wall_seconds: float  # real time this round took to compute
+    model_sha256: str  # SHA-256 of the concatenated SHA-256s of the edge models, in cluster order, as hex
+    violations: tuple[str, ...] = ()  # what could not be met, in words
+    # Device the slowest cluster waited for, by realised seconds; None when no device took part.
     straggler: int | None = None
-    slowest_cluster: int | None = None
-    devices_taking_part: int = 0
-    steps_planned: float | None = None
-    steps_taken: int | None = None
+    slowest_cluster: int | None = None  # cluster that all others waited for, likewise
+    devices_taking_part: int = 0  # devices that took part in at least one edge round
+    steps_planned: float | None = None  # local steps of all devices in this round by the plans, Σ ρτ
+    steps_taken: int | None = None  # local steps that they took
+    # Bytes of this round's uploads by the plans, Σ θ times a full model.
     upload_bytes_planned: int | None = None
-    upload_bytes: int | None = None
-    backhaul_bytes: int | None = None
+    upload_bytes: int | None = None  # bytes that devices sent, indices included
+    backhaul_bytes: int | None = None  # bytes of models between edge servers in this round
+    # Energy of these, part of `joules`; 0 where it is not charged (`topology.joules_per_bit`).
     backhaul_joules: float | None = None
+    # Bytes of models that devices fetched in this round, with what edge servers remember beside them; as in
+    # the paper, neither their time nor their energy is charged.
     download_bytes: int | None = None
+    # Mean over devices of the metric on test samples like their own; None if not evaluated per device
+    # (`simulation.device_accuracy`).
     device_accuracy_mean: float | None = None
-    device_accuracy_worst: float | None = None
-    device_accuracy_spread: float | None = None
+    device_accuracy_worst: float | None = None  # mean over the worst tenth of the devices
+    device_accuracy_spread: float | None = None  # standard deviation over devices
+    # The same mean, of the models that devices keep to themselves; None without.
     personal_accuracy_mean: float | None = None
-    personal_accuracy_worst: float | None = None
-    personal_accuracy_spread: float | None = None
+    personal_accuracy_worst: float | None = None  # mean over the worst tenth of the devices
+    personal_accuracy_spread: float | None = None  # standard deviation over devices
+    # Mean over devices of the task's loss of these models, on the same samples.
     personal_loss: float | None = None
+    # The task's further metrics by their own names, averaged like accuracy; empty without.
     metrics: dict[str, float] = field(default_factory=dict)
+    # Whether the run ends with this round because the budgets do not cover another.
     ends_at_budget: bool = False
+    # Most memory that the simulating process has used so far, without workers in other processes; None if not
+    # known.
     peak_memory_bytes: int | None = None
+    # Of the fleet, or of the length of the run, that hold from the next round on.
     changes: tuple[FleetChange, ...] = ()
 
     def __post_init__(self) -> None:

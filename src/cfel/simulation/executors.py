@@ -1,16 +1,18 @@
 """Where devices' work is done: a pool of workers, each with one torch thread and its own scratch memory.
 
 An executor takes jobs and yields results in the same order, never more than a few ahead of their consumer:
-memory grows with the number of workers, not of devices. With the batched engine the devices of a group are
-trained as one model, which agrees with training them one by one up to rounding. For one engine, results have
-the same bits for any number of workers, be they threads or processes.
+memory grows with the number of workers, not of devices. Workers are threads of this process, or processes
+forked from it, which share the vectors of models and devices with it. With the batched engine the devices of
+a group are trained as one model, which agrees with training them one by one up to rounding. Results have the
+same bits for any number of workers, and the same with threads as with processes.
 """
 
 import os
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
@@ -26,7 +28,7 @@ from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.rounds.parameters import SimulationParameters
-from cfel.simulation.worker_process import WorkerProcess, can_fork
+from cfel.simulation.worker_process import SharedVectors, WorkerProcess, can_fork
 from cfel.world import World
 
 MOST_IN_A_GROUP = 64
@@ -61,10 +63,7 @@ AHEAD = 2
 # Devices trained as one batched model: half of the paper's fleet, so that two workers share it. It must not
 # depend on the number of workers, or results would.
 BATCHED_DEVICES = 32
-# Up to this size models are trained in processes, where there are several workers: two threads of one process
-# wait for each other's Python between operations this small (10 % of the time for 168,000 parameters).
-MOST_FORKED_PARAMETERS = 300_000
-# Devices sent to a process at a time, at most: their message holds one copy of their cluster's model.
+# Devices sent to a process at a time, at most, which saves messages.
 MOST_AT_ONCE = 8
 
 Job = tuple[DeviceOrder, DeviceState]
@@ -104,17 +103,25 @@ class Worker(Protocol):
 
 
 class LocalWorker:
-    """Works in the thread that calls it."""
+    """Works in the thread that calls it.
+
+    Attributes:
+        shared: where it leaves the vectors that devices keep, if other processes are to find them.
+    """
 
     def __init__(self, world: World, parameters: SimulationParameters) -> None:
         self._world = world
         self._batched = parameters.engine == "batched"
         self._workspace = Workspace(world.task, world.training, world.compress, parameters.device)
+        self.shared: SharedState | None = None
 
-    @property
-    def is_random(self) -> bool:
-        """Whether the model draws random numbers."""
-        return self._workspace.flat.behaviour.is_random
+    def share_state(self, models: int) -> "SharedState":
+        """Shared memory for so many models, and for every vector that a device of this world keeps."""
+        flat, remembers = self._workspace.flat, self._workspace.algorithm.remembers
+        names = [name for name in self._workspace.kept_names if remembers.get(name)]
+        length = sum(each.numel() for each in (flat.parameters, flat.buffers, self._world.start.memory))
+        vectors = SharedVectors(models + len(self._world.data) * (len(names) + 1), length)
+        return SharedState(vectors, tuple(names), models)
 
     def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 — whatever the method returns
         """See `Worker`."""
@@ -129,13 +136,18 @@ class LocalWorker:
         orders, states = zip(*jobs, strict=True)
         data = [self._world.data[order.device] for order in orders]
         if self._batched:
-            return device_updates_batched(orders, data, states, self._workspace)
-        # The loop keeps only the new states, so the old ones may be overwritten.
-        each = zip(orders, data, states, strict=True)
-        return [device_update(*one, self._workspace, give_up_state=True) for one in each]
+            results = device_updates_batched(orders, data, states, self._workspace)
+        else:
+            # The loop keeps only the new states, so the old ones may be overwritten.
+            each = zip(orders, data, states, strict=True)
+            results = [device_update(*one, self._workspace, give_up_state=True) for one in each]
+        if self.shared is None:
+            return results
+        return [(report, self.shared.keep(report.device, state)) for report, state in results]
 
-    def evaluate(self, model: FlatModel, samples: int) -> Evaluation:
-        """One model on the test set."""
+    def evaluate(self, asked: tuple[FlatModel, int]) -> Evaluation:
+        """One model on so many samples of the test set."""
+        model, samples = asked
         return evaluate(model, self._workspace, samples or None, self._world.setting.seed)
 
     def cpu_seconds(self) -> float:
@@ -143,8 +155,73 @@ class LocalWorker:
         return time.process_time()
 
 
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """Where models on their way to workers are, and what devices keep.
+
+    Attributes:
+        vectors: places for `models` models, then for the vectors of every device.
+        names: of the vectors that a device's algorithm keeps; the residual comes after them.
+        models: number of models under way, at most.
+    """
+
+    vectors: SharedVectors
+    names: tuple[str, ...]
+    models: int
+
+    def keep(self, device: int, state: DeviceState) -> DeviceState:
+        """The state with its vectors in shared memory."""
+        first = self.models + device * (len(self.names) + 1)
+        memory = dict(state.memory)
+        for number, name in enumerate(self.names):
+            if name in memory:
+                (memory[name],) = self.vectors.put(first + number, [memory[name]])
+        residual = state.residual
+        if residual is not None:
+            (residual,) = self.vectors.put(first + len(self.names), [residual])
+        return replace(state, memory=memory, residual=residual)
+
+
+class ModelsUnderWay:
+    """Copies of models in shared memory, each for as long as a worker may read it."""
+
+    def __init__(self, shared: SharedState) -> None:
+        self._vectors = shared.vectors
+        self._free = list(range(shared.models))[::-1]
+        self._used: dict[int, tuple[FlatModel, FlatModel, int]] = {}
+        self._users: Counter[int] = Counter()
+
+    def lend(self, model: FlatModel) -> FlatModel:
+        """The model in shared memory; give it back as often as it was lent."""
+        if not self._vectors.fits(model.parts):
+            return model
+        # The entry holds the model itself, so that no other one can get the same id.
+        if id(model) not in self._used:
+            place = self._free.pop()
+            copy = FlatModel(*self._vectors.put(place, model.parts))
+            self._used[id(model)] = model, copy, place
+        self._users[id(model)] += 1
+        return self._used[id(model)][1]
+
+    def give_back(self, models: Iterable[FlatModel]) -> None:
+        """Frees the places of models that nobody else uses."""
+        for model in (each for each in models if id(each) in self._used):
+            self._users[id(model)] -= 1
+            if not self._users[id(model)]:
+                self._free.append(self._used.pop(id(model))[2])
+                del self._users[id(model)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a worker: the models it needs, and its argument, made of them."""
+
+    models: Sequence[FlatModel]
+    make_argument: Callable[..., object]
+
+
 class PoolExecutor:
-    """Workers in threads of this process, or in processes where small models make threads slow.
+    """Workers in threads of this process, or in processes forked from it.
 
     The engine in `parameters` is resolved.
     """
@@ -152,32 +229,32 @@ class PoolExecutor:
     def __init__(self, world: World, parameters: SimulationParameters) -> None:
         prepare_process()
         prepare_thread()
-        # A loop of its own may remember things in this process, and need not be safe in several threads.
         self.workers = parameters.workers
+        # A loop of its own may remember things in this process, and need not be safe in several threads.
         alone = find_algorithm(world.training).train is not None
         count = 1 if alone else parameters.workers or os.cpu_count() or 1
         self._count, self._ahead = count, count * (1 + AHEAD)
         self._batched = parameters.engine == "batched"
-        if self._batched:
-            obstacle = find_obstacle(
-                world.task, world.training, world.start, world.data[0], parameters.device
-            )
-            if obstacle is not None:
-                raise InputError(f"engine 'batched' cannot train this: {obstacle}; use --engine threads")
+        _check_engine(world, parameters)
         local = [LocalWorker(world, parameters) for _ in range(count)]
         self._processes: list[WorkerProcess] = []
-        small = world.start.parameters.numel() <= MOST_FORKED_PARAMETERS
-        # A process has one generator of torch, so threads would wait for each other to draw from it.
-        apart = small or local[0].is_random
-        # A forked child cannot use a GPU that its parent has initialised.
-        if count > 1 and apart and parameters.device == "cpu" and can_fork():
-            for worker in local:
-                # Before any thread is started: a fork copies locks in whatever state other threads hold them.
-                self._processes.append(WorkerProcess(worker, self._processes))
+        self._models: ModelsUnderWay | None = None
+        if count > 1 and parameters.engine != "threads" and parameters.device == "cpu" and can_fork():
+            self._fork(local)
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         for each in self._processes or local:
             self._idle.put(each)
         self._pool = ThreadPoolExecutor(count, "device", initializer=prepare_thread)
+
+    def _fork(self, local: Sequence[LocalWorker]) -> None:
+        """Starts a process for each worker, with memory that all share."""
+        most = max(MOST_AT_ONCE, BATCHED_DEVICES if self._batched else 0)
+        shared = local[0].share_state((self._ahead + 2) * most)
+        self._models = ModelsUnderWay(shared)
+        for worker in local:
+            worker.shared = shared
+            # Before any thread is started: a fork copies locks in whatever state other threads hold them.
+            self._processes.append(WorkerProcess(worker, self._processes, shared.vectors))
 
     def __enter__(self) -> Self:
         return self
@@ -194,47 +271,94 @@ class PoolExecutor:
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """See `Executor`."""
-        return self._map("estimate", ((order,) for order in orders))
+        return self._map("estimate", (_Call([order.model], order.with_model) for order in orders))
 
     def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         """See `Executor`."""
-        for results in self._map("update", ((group,) for group in self._group(jobs))):
+
+        def make_call(group: Sequence[Job]) -> _Call:
+            def hand_out(*models: FlatModel) -> list[Job]:
+                pairs = zip(group, models, strict=True)
+                return [(order.with_model(model), state) for (order, state), model in pairs]
+
+            return _Call([order.model for order, _ in group], hand_out)
+
+        for results in self._map("update", map(make_call, self._group(jobs))):
             yield from results
 
     def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
         """See `Executor`."""
-        return list(self._map("evaluate", ((model, samples) for model in models)))
+        calls = (_Call([model], lambda each: (each, samples)) for model in models)
+        return list(self._map("evaluate", calls))
 
     def cpu_seconds(self) -> float:
         """CPU time so far of this process and its workers; only between two of the calls above."""
         workers: list[float] = [each.call("cpu_seconds") for each in self._processes]
         return time.process_time() + sum(workers)
 
-    def _map(self, method: str, calls: Iterable[tuple[object, ...]]) -> Iterator[Any]:
+    def _map(self, method: str, calls: Iterable["_Call"]) -> Iterator[Any]:
         """The results of a worker's method, in the order of its calls, of which few are under way."""
 
-        def work(arguments: tuple[object, ...]) -> Any:  # noqa: ANN401 — whatever the method returns
+        def work(argument: object) -> Any:  # noqa: ANN401 — whatever the method returns
             worker = self._idle.get()
             try:
-                return worker.call(method, *arguments)
+                return worker.call(method, argument)
             finally:
                 self._idle.put(worker)
 
-        waiting: deque[Future[Any]] = deque()
+        waiting: deque[tuple[Future[Any], _Call]] = deque()
+
+        def finish() -> Any:  # noqa: ANN401
+            future, call = waiting[0]
+            try:
+                return future.result()
+            finally:
+                self._give_back(call)
+                waiting.popleft()
+
         try:
-            for arguments in calls:
-                waiting.append(self._pool.submit(work, arguments))
+            for call in calls:
+                waiting.append((self._pool.submit(work, self._lend(call)), call))
                 if len(waiting) > self._ahead:
-                    yield waiting.popleft().result()
+                    yield finish()
             while waiting:
-                yield waiting.popleft().result()
+                yield finish()
         finally:
             # The consumer stopped early, after an error; what has not begun is not needed.
-            for future in waiting:
+            for future, _ in waiting:
                 future.cancel()
+            for future, call in waiting:
+                wait([future])
+                self._give_back(call)
+
+    def _lend(self, call: "_Call") -> object:
+        """The argument of a call, with its models where workers find them."""
+        return call.make_argument(
+            *(call.models if self._models is None else map(self._models.lend, call.models))
+        )
+
+    def _give_back(self, call: "_Call") -> None:
+        if self._models is not None:
+            self._models.give_back(call.models)
 
     def _group(self, jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
         """The jobs as they are handed out; only training side by side depends on how they are grouped."""
         if self._batched:
             return (jobs[start : start + BATCHED_DEVICES] for start in range(0, len(jobs), BATCHED_DEVICES))
         return group_jobs(jobs, self._count, MOST_AT_ONCE if self._processes else 1)
+
+
+def _check_engine(world: World, parameters: SimulationParameters) -> None:
+    """Raises an `InputError` if the engine cannot do what is asked, and says what can."""
+    if parameters.engine == "batched":
+        obstacle = find_obstacle(world.task, world.training, world.start, world.data[0], parameters.device)
+        if obstacle is not None:
+            raise InputError(f"engine 'batched' cannot train this: {obstacle}; use --engine threads")
+    if parameters.engine == "processes" and not can_fork():
+        raise InputError("engine 'processes' needs Linux; use --engine threads, which gives the same results")
+    if parameters.engine == "processes" and parameters.device != "cpu":
+        # A forked child cannot use a GPU that its parent has initialised.
+        raise InputError(
+            f"engine 'processes' with simulation.device = {parameters.device!r}: trains on the CPU only; use "
+            "--engine threads, or batched"
+        )

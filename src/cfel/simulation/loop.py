@@ -54,7 +54,7 @@ from cfel.rounds.records import (
 from cfel.simulation.buffered import find_busy, run_buffered, work_during_gossip
 from cfel.simulation.executors import Executor, Job, JobResult
 from cfel.simulation.state import EdgeRoundOrders, RoundOutcome, RunState, enter_round
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 from cfel.world import World
 
 # Whole models of devices that are made at a time.

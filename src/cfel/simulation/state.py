@@ -25,7 +25,7 @@ from cfel.learning.packing import pack_update, unpack_update
 from cfel.rounds import kernel
 from cfel.rounds.kernel import ControlState, initial_control
 from cfel.runlog import Checkpoint, PlanTable, RoundRecord
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 from cfel.world import World
 
 

@@ -22,19 +22,14 @@ from cfel.wording import plural, show
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """When devices are absent (`away` in the experiment file).
+    """When devices are absent (`away` in the experiment file)."""
 
-    Attributes:
-        away_probability: chance of a device to miss a global round, drawn per device and global round.
-        away: (device, from_round, to_round) triples; the device misses these global rounds, both included.
-        file: intervals in which devices are there (`AvailabilityTrace`); None for always.
-        round_seconds: seconds of the file's clock that a global round stands for.
-    """
-
+    # Chance of a device to miss a global round, drawn per device and global round.
     away_probability: float = 0.0
+    # (device, from_round, to_round) triples; the device misses these global rounds, both included.
     away: tuple[tuple[int, int, int], ...] = ()
-    file: str | None = None
-    round_seconds: float | None = None
+    file: str | None = None  # intervals in which devices are there (`AvailabilityTrace`); None for always
+    round_seconds: float | None = None  # seconds of the file's clock that a global round stands for
 
     def __post_init__(self) -> None:
         validation.check_number("availability.away_probability", self.away_probability, least=0, most=1)
@@ -126,7 +121,7 @@ def read_availability(path: str | Path, round_seconds: float) -> AvailabilityTra
 
     Columns: `device`, `start` and `end` (seconds; a device is there from the start until just before the
     end). Devices are numbers 0 … N−1, or names, which are numbered in order of first appearance. The form
-    with a row per device and round is a trace of conditions (`traces`, column `available`).
+    with a row per device and round is a trace of conditions (`device_tables`, column `available`).
     """
     table = read_table(path, ("device", "start", "end"), ("start", "end"), ("device",))
     start, end = table.floats("start"), table.floats("end")

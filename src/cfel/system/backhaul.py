@@ -43,24 +43,18 @@ From the European Commission's ICT impact study of 2020, as quoted at methodolog
 
 @dataclass(frozen=True, slots=True)
 class TopologyParameters:
-    """The backhaul graph, as the experiment file's `[topology]` has it.
+    """The backhaul graph, as the experiment file's `[topology]` has it."""
 
-    Attributes:
-        kind: "ring", "line", "star", "grid", "complete", "erdos-renyi", "edges", an entry point's name, or
-            "module:function".
-        p_edge: probability of each edge, in (0, 1]; "erdos-renyi" only.
-        file: edge list, two cluster numbers per line; "edges" only.
-        edges: the same as pairs, instead of a file; "edges" only.
-        weights: the mean that gossip converges to: "uniform" counts clusters, "size" counts devices.
-        joules_per_bit: energy of a bit over a link between edge servers: a number, or "wired" (1.35e-8) or
-            "radio" (6.3e-8) for published averages; 0, as in the paper, charges nothing.
-    """
-
+    # "ring", "line", "star", "grid", "complete", "erdos-renyi", "edges", an entry point's name, or
+    # "module:function".
     kind: str = "ring"
-    p_edge: float = 0.5
-    file: str | None = None
-    edges: tuple[tuple[int, int], ...] = ()
+    p_edge: float = 0.5  # probability of each edge, in (0, 1]; "erdos-renyi" only
+    file: str | None = None  # edge list, two cluster numbers per line; "edges" only
+    edges: tuple[tuple[int, int], ...] = ()  # the same as pairs, instead of a file; "edges" only
+    # The mean that gossip converges to: "uniform" counts clusters, "size" counts devices.
     weights: str = "uniform"
+    # Energy of a bit over a link between edge servers: a number, or "wired" (1.35e-8) or "radio" (6.3e-8) for
+    # published averages; 0, as in the paper, charges nothing.
     joules_per_bit: float | str = 0.0
 
     def __post_init__(self) -> None:

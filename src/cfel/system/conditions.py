@@ -2,7 +2,7 @@
 
 A condition model implements `conditions(seed, global_round, edge_round, devices, model_bits)`. Its result is
 a function of these arguments alone, so that all schemes meet the same conditions, and device n has the same
-numbers in a fleet of any size. Other models: `device_classes`, `traces`. Absent devices: `availability`.
+numbers in a fleet of any size. Others: `device_classes`, `device_tables`. Absent devices: `availability`.
 """
 
 from dataclasses import dataclass, replace
@@ -115,32 +115,23 @@ class RandomConditions:
 
     μ = seconds_gigahertz / f, α = alpha_joules · f², ν = bits / (B · log2(1 + p h / N0)) with f, B, p uniform
     and h exponential.
-
-    Attributes:
-        gigahertz: lowest and highest CPU frequency f.
-        bandwidth_megahertz: lowest and highest bandwidth B.
-        watts: lowest and highest transmission power p.
-        seconds_gigahertz: seconds one local step takes at 1 GHz.
-        alpha_joules: joules one local step takes at 1 GHz (0.15 fits the paper's CIFAR-10, 1.5 its FEMNIST).
-        channel_mean: mean of the channel gain h.
-        channel_floor: least h; 0 is the paper's model as printed, in which a single upload can take hours.
-        noise_watts: noise power N0.
-        clock_static: share of a step's energy that a slower clock does not save, in [0, 1]; 0 in the paper.
-        clock_exponent: γ ≥ 0 of the rest, which falls with the clock as s^γ; 2 in the paper.
-        redraw: "edge_round" (the paper), "global_round" or "never".
     """
 
-    gigahertz: tuple[float, float] = (1.0, 2.0)
-    bandwidth_megahertz: tuple[float, float] = (1.0, 5.0)
-    watts: tuple[float, float] = (0.1, 1.0)
-    seconds_gigahertz: float = 150.0
+    gigahertz: tuple[float, float] = (1.0, 2.0)  # lowest and highest CPU frequency f
+    bandwidth_megahertz: tuple[float, float] = (1.0, 5.0)  # lowest and highest bandwidth B
+    watts: tuple[float, float] = (0.1, 1.0)  # lowest and highest transmission power p
+    seconds_gigahertz: float = 150.0  # seconds one local step takes at 1 GHz
+    # Joules one local step takes at 1 GHz (0.15 fits the paper's CIFAR-10, 1.5 its FEMNIST).
     alpha_joules: float = 0.15
-    channel_mean: float = 1.0
+    channel_mean: float = 1.0  # mean of the channel gain h
+    # Least h; 0 is the paper's model as printed, in which a single upload can take hours.
     channel_floor: float = 0.01
-    noise_watts: float = 0.01
+    noise_watts: float = 0.01  # noise power N0
+    # Share of a step's energy that a slower clock does not save, in [0, 1]; 0 in the paper.
     clock_static: float = 0.0
+    # γ ≥ 0 of the rest, which falls with the clock as s^γ; 2 in the paper.
     clock_exponent: float = PAPER_EXPONENT
-    redraw: str = "edge_round"
+    redraw: str = "edge_round"  # "edge_round" (the paper), "global_round" or "never"
 
     def __post_init__(self) -> None:
         for field in ("gigahertz", "bandwidth_megahertz", "watts"):

@@ -40,30 +40,19 @@ from cfel.wording import show
 
 @dataclass(frozen=True, slots=True)
 class DeviceClass:
-    """One kind of device.
+    """One kind of device."""
 
-    Attributes:
-        name: how a fleet refers to it.
-        flops_per_second: sustained floating point operations per second.
-        compute_watts: power drawn while computing.
-        radio_watts: power drawn while sending.
-        uplink_bits_per_second: sustained upload rate.
-        source: where the figures come from, in words.
-        clock_static: share of a step's energy that a slower clock does not save, in [0, 1].
-        clock_exponent: γ ≥ 0 of the rest, which falls with the clock as s^γ. The defaults are in the middle
-            of what power profiles of phones show: at half the clock a step takes 0.47 of the energy.
-        battery_joules: a full battery; infinity for mains power.
-    """
-
-    name: str
-    flops_per_second: float
-    compute_watts: float
-    radio_watts: float
-    uplink_bits_per_second: float
-    source: str
-    clock_static: float = 0.3
+    name: str  # how a fleet refers to it
+    flops_per_second: float  # sustained floating point operations per second
+    compute_watts: float  # power drawn while computing
+    radio_watts: float  # power drawn while sending
+    uplink_bits_per_second: float  # sustained upload rate
+    source: str  # where the figures come from, in words
+    clock_static: float = 0.3  # share of a step's energy that a slower clock does not save, in [0, 1]
+    # γ ≥ 0 of the rest, which falls with the clock as s^γ. The defaults are in the middle of what power
+    # profiles of phones show: at half the clock a step takes 0.47 of the energy.
     clock_exponent: float = 2.0
-    battery_joules: float = math.inf
+    battery_joules: float = math.inf  # a full battery; infinity for mains power
 
     def __post_init__(self) -> None:
         validation.check_text("device class: name", self.name)
@@ -499,26 +488,17 @@ class HardwareConditions:
 
     With shares, device n's class depends on n and the seed only, and every range of device ids holds the
     classes in about their shares. With counts, the seed assigns the classes to device ids at random.
-
-    Attributes:
-        classes: class name → share (sum 1) or → count (sum = number of devices).
-        flops_per_sample: floating point operations to train on one sample once (ResNet-20: 123.9e6).
-        batch: samples per local step.
-        utilisation: share of the sustained rate that training reaches, in (0, 1].
-        jitter: J in [0, 1); computing and upload times are multiplied by independent U[1−J, 1+J) factors.
-        redraw: how often the jitter is drawn again: "edge_round", "global_round" or "never".
-        extra_classes: user-defined classes; they take precedence over the library.
-        battery_share: share of its class's battery that a device may use; 0 for no limit.
     """
 
-    classes: Mapping[str, float]
-    flops_per_sample: float
-    batch: int = 50
-    utilisation: float = 1.0
+    classes: Mapping[str, float]  # class name → share (sum 1) or → count (sum = number of devices)
+    flops_per_sample: float  # floating point operations to train on one sample once (ResNet-20: 123.9e6)
+    batch: int = 50  # samples per local step
+    utilisation: float = 1.0  # share of the sustained rate that training reaches, in (0, 1]
+    # J in [0, 1); computing and upload times are multiplied by independent U[1−J, 1+J) factors.
     jitter: float = 0.0
-    redraw: str = "edge_round"
-    extra_classes: tuple[DeviceClass, ...] = ()
-    battery_share: float = 0.0
+    redraw: str = "edge_round"  # how often the jitter is drawn again: "edge_round", "global_round" or "never"
+    extra_classes: tuple[DeviceClass, ...] = ()  # user-defined classes; they take precedence over the library
+    battery_share: float = 0.0  # share of its class's battery that a device may use; 0 for no limit
 
     def __post_init__(self) -> None:
         if not isinstance(self.classes, Mapping):

@@ -24,7 +24,7 @@ from cfel.system.availability import (
 )
 from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
 from cfel.system.device_classes import HardwareConditions
-from cfel.system.traces import TraceParameters, read_trace
+from cfel.system.device_tables import TraceParameters, read_trace
 
 ConditionParameters = RandomConditions | HardwareConditions | TraceParameters
 

@@ -1,4 +1,4 @@
-"""Published traces of phones, converted to tables that `traces` and `availability` read.
+"""Published traces of phones, converted to tables that `device_tables` and `availability` read.
 
     FLASH      state traces, JSON: a log of each phone's charger, network and screen (Yang et al.:
                Characterizing impacts of heterogeneity in federated learning upon large-scale smartphone data,

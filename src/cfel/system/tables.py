@@ -11,18 +11,23 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IntArray
-from cfel.errors import FleetFileError, describe_error
+from cfel.errors import FleetFileError, InputError, describe_error
 from cfel.extras import explain_missing_extra
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MISSPELT = 0.75
 """Similarity of names, from 0 to 1, from which on one counts as the other misspelt."""
+MAX_TEXT = 10_000
+"""Bytes of a name in a Parquet file."""
 
 _SEPARATORS = ((";", "semicolons"), ("\t", "tabs"), ("|", "bars"))
 
@@ -152,7 +157,6 @@ class Table:
         """Returns the error for one cell; `row` counts from 0."""
         if _is_parquet(self.path):
             cell = self.columns[column][row : row + 1].tolist()[0]
-
             place, value = f"row {row + 1}", repr(cell)
         else:
             line, fields = _read_record(self.path, row)
@@ -195,11 +199,52 @@ def _read_parquet_file(
 ) -> dict[str, NDArray[Any]]:
     # Only those who have such files need its package.
     with explain_missing_extra():
-        from cfel.system.parquet_tables import read_headings, read_parquet
-    headings = read_headings(file)
-    check_headings(f"{file}", headings, required, {*numbers, *texts})
-    wanted = [name for name in headings if name.strip() in {*numbers, *texts}]
-    return read_parquet(file, wanted, numbers)
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    try:
+        headings: list[str] = pq.read_schema(file).names
+        check_headings(f"{file}", headings, required, {*numbers, *texts})
+        wanted = [name for name in headings if name.strip() in {*numbers, *texts}]
+        names = [name for name in wanted if name.strip() not in numbers]
+        # Texts stay in a dictionary until their lengths are known: a long one in every row takes no room.
+        source = pq.ParquetFile(file, read_dictionary=names)
+        validation.check_unpacked_size(source, len(wanted), file.stat().st_size)
+        table = source.read(columns=wanted)
+        for name in names:
+            _check_lengths(file, name, table[name])
+        return {name.strip(): _read_column(file, name, table[name], name not in names) for name in wanted}
+    except pa.ArrowException as error:
+        raise FleetFileError(f"{file}: cannot be read: {error}") from error
+    except FleetFileError:
+        raise
+    except InputError as error:
+        raise FleetFileError(f"{file}: {error}") from error
+
+
+def _read_column(file: Path, name: str, column: "pa.ChunkedArray", number: bool) -> NDArray[Any]:
+    """Numbers as float64 with NaN for an empty cell, others as texts without blanks around."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if number and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise FleetFileError(f"{file}, column {name!r}: is of type {kind}, must be numbers")
+    if number:
+        values: NDArray[Any] = column.cast(pa.float64()).to_numpy()
+        return values
+    plain = pc.fill_null(pc.utf8_trim_whitespace(column.cast(pa.string())), "")
+    return np.asarray(plain.to_numpy(), dtype=object)
+
+
+def _check_lengths(file: Path, name: str, column: "pa.ChunkedArray") -> None:
+    """Rejects texts that are too long to be names."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for chunk in column.chunks:
+        values = chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk
+        if pa.types.is_string(values.type) and (pc.max(pc.binary_length(values)).as_py() or 0) > MAX_TEXT:
+            raise FleetFileError(f"{file}, column {name!r}: has a text of more than {MAX_TEXT:,} bytes")
 
 
 def _read_csv_file(

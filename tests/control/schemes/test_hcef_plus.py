@@ -212,3 +212,26 @@ def test_small_batches_need_a_batch() -> None:
     scheme = build_scheme(SchemeParameters("hcef_plus", steps="small_batches"))
     with pytest.raises(InputError, match=r"'small_batches': .*full batch"):
         scheme.plan(scheme.init(), observation())
+
+
+def with_slow_device(times: float, number: int = 0) -> Observation:
+    """Twelve devices with small batches, the first of which computes and sends so many times slower."""
+    global_round, edge_round = divmod(number, ROUNDS.edge_rounds)
+    seen = observation(share=1.0)
+    seen = replace(seen, small_batches=BatchShares(50), global_round=global_round, edge_round=edge_round)
+    now = seen.conditions
+    slow = np.where(np.arange(DEVICES) == 0, times, 1.0)
+    alike = {name: np.full(DEVICES, getattr(now, name).mean()) * slow for name in ("mu", "nu")}
+    return replace(seen, conditions=replace(now, **alike))
+
+
+@pytest.mark.parametrize(("times", "taking_part"), [(1.1, 12), (1.5, 11), (9.0, 11)])
+def test_a_device_that_keeps_the_others_waiting_is_left_out(times: float, taking_part: int) -> None:
+    """(11/12)² = 0.84, so a device may take 1/0.84 = 1.19 times as long as the others."""
+    assert (plan(with_slow_device(times)).rho > 0).sum() == taking_part
+
+
+def test_slow_devices_are_waited_for_every_tenth_edge_round() -> None:
+    """The tenth edge round is number 9; a device that is more than ten times slower is left out even then."""
+    assert (plan(with_slow_device(9.0, number=9)).rho > 0).all()
+    assert plan(with_slow_device(11.0, number=9)).rho[0] == 0.0

@@ -35,7 +35,7 @@ from cfel.deployment.protocol.device_requests import (
     MOST_WATTS,
     MeasurementReport,
 )
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 
 DEVICES, LIAR, TAU, SPREAD = 8, 7, 10, 4.0
 CLUSTER = np.repeat([0, 1], 4)

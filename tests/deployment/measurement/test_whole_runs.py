@@ -20,7 +20,7 @@ from cfel.deployment.measurement.measured_rounds import FederationMeasurements, 
 from cfel.deployment.measurement.plausibility import ObservedWork, bound_reports
 from cfel.learning.local.estimates import Estimates
 from cfel.rounds.estimates import combine_estimates, update_influence
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 from tests.deployment.measurement.test_plausibility import (
     CLUSTER,
     DEVICES,

@@ -13,7 +13,7 @@ from cfel.errors import InputError
 from cfel.learning.data import synthetic
 from cfel.learning.models.files import load_model, named_tensors, save_model
 from cfel.learning.models.flat import Behaviour, FlatModule, observe_behaviour
-from cfel.learning.task import Task, check_batches, check_task, count_parameters, initial_model
+from cfel.learning.task import Task, check_batches, check_task, initial_model, measure_model
 from tests import architectures
 
 TWO = torch.arange(128.0).reshape(2, 1, 8, 8) / 64
@@ -86,9 +86,9 @@ def test_what_cannot_be_repeated_is_rejected(function: object, message: str) -> 
 def test_only_trained_parameters_are_laid_out_and_counted() -> None:
     """Of 64 · 16 + 16 + 16 · 10 + 10 numbers, the last layer's."""
     assert FlatModule(architectures.frozen_backbone(SHAPE, 10)).parameters.numel() == 170
-    assert count_parameters(architectures.frozen_backbone, SHAPE, 10) == 170
+    assert measure_model(architectures.frozen_backbone, SHAPE, 10).parameters == 170
     # 2 · (16 + 32) for each of two changed layers, and 16 · 10 + 10 for the scores.
-    assert count_parameters(architectures.low_rank, SHAPE, 10) == 2 * 2 * 48 + 170
+    assert measure_model(architectures.low_rank, SHAPE, 10).parameters == 2 * 2 * 48 + 170
 
 
 def test_tied_parameters_are_laid_out_once_and_stay_tied() -> None:

@@ -13,7 +13,7 @@ from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.builders import mlp
 from cfel.learning.models.files import load_model, named_tensors, save_model
 from cfel.learning.models.flat import PARAMETERS, STATISTICS, complete_model
-from cfel.learning.task import Task, count_parameters, initial_model
+from cfel.learning.task import Task, initial_model, measure_model
 from tests.learning.conftest import Build, Make, Spread, dense
 from tests.learning.local.algorithms.conftest import make_workspace
 
@@ -37,7 +37,7 @@ def test_the_shared_part_is_what_is_counted_and_exchanged(task: Task) -> None:
     flat = task.build()
     assert flat.parameters.numel() == 4810
     assert flat.read().parameters.numel() == 4810 - HEAD == flat.shared.parameters
-    assert count_parameters(mlp, (64,), 10, ("dense2.*",)) == 4810 - HEAD
+    assert measure_model(mlp, (64,), 10, ("dense2.*",)).parameters == 4810 - HEAD
     assert [slot.name for slot in flat.parameter_slots[2:]] == ["dense2.weight", "dense2.bias"]
 
 

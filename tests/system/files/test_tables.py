@@ -27,6 +27,5 @@ def test_parquet_names_the_extra_it_needs(tmp_path: Path, monkeypatch: pytest.Mo
     file = tmp_path / "devices.parquet"
     file.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "cfel.system.parquet_tables", raising=False)
     with pytest.raises(MissingExtraError, match=r"pyarrow.*pip install 'cfel\[learn\]'"):
         read_table(file, ("x",), ("x",), ())

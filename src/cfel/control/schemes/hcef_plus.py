@@ -6,7 +6,8 @@ leaves time unused. Here every edge round is planned for the most progress per t
 * every device takes k steps, the same k for all; aggregating often is worth more than many steps in a row;
 * each step is on b samples, chosen for each device: as few as the noise of the averaged step allows;
 * a share θ of the update is sent; what compression drops is sent later;
-* devices that would finish early run at a slower clock.
+* devices that would finish early run at a slower clock;
+* devices that would keep all others waiting are left out, and waited for every tenth edge round.
 
 Progress is `value_steps` × `value_batches` × `value_uploads`. Time and energy are weighed by what is left of
 their budgets. `docs/explanations/hcef-plus.md` has the derivation and the measured effect of every part;
@@ -15,7 +16,7 @@ fewer steps instead.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import numpy as np
 from cfel import validation
 from cfel.arrays import FloatArray, IndexArray
 from cfel.control.list_solver import PairTable, Weighing, list_steps, list_theta, pair_up, solve_on_list
-from cfel.control.planning import Bounds, build_problem, estimate_contraction, make_plan
+from cfel.control.planning import Bounds, build_problem, compute_costs, estimate_contraction, make_plan
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import (
     DeviceOverrides,
@@ -50,13 +51,22 @@ DELAY = 0.85
 NOISE_POWER = 3.0
 """How sharply progress falls once noise exceeds the gradient, see `value_batches`."""
 
-FIRST_ROUNDS = 10
-"""Edge rounds over which noise is measured. Later, σ²/G² rises while the learning rate falls."""
+MOST_NOISE = 1000.0
+"""σ²/G² is taken to be at most this."""
+
+MEMORY = 0.9
+"""What σ² and G² of an edge round count for in the next one; noise rises in the course of a run."""
 
 FIRST_WEIGHT = 0.65
 """The weight of time before the first plan, and without budgets: about what budgets of one scheme give."""
 WEIGHTS = (0.5, 0.9)
 """The weight of time stays between these: with one budget alone, the other cost still counts a little."""
+
+WAIT_EVERY = 10
+"""Slow devices are left out for at most so many edge rounds; those over so many times slower, always.
+
+So waiting for them takes at most about as long as all the rounds between.
+"""
 
 # Of more steps than this, only some counts are tried.
 MOST_COUNTS = 6
@@ -79,8 +89,8 @@ class Options:
             weight that the budgets give.
         least_speed: smallest share of its clock a device may run at, in (0, 1].
         gossip_steps: gossip steps at each exchange, ≥ 1.
-        least_batch: smallest batch, as a share of the full one, in (0, 1]; never below two samples. Without
-            batch norm, which fails on few samples, less than the default may pay off.
+        least_batch: smallest batch, as a share of the full one, in (0, 1]; never below two samples. By
+            default a fifth with batch norm, which fails on few samples, and two samples without it.
         local_steps: k, where it is not to be planned, ≥ 1; at most τ is taken.
     """
 
@@ -94,7 +104,7 @@ class Options:
     time_weight: float | None = None
     least_speed: float = 0.5
     gossip_steps: int = 2
-    least_batch: float = 0.2
+    least_batch: float | None = None
     local_steps: int | None = None
 
     def __post_init__(self) -> None:
@@ -104,7 +114,8 @@ class Options:
         if self.time_weight is not None:
             validation.check_number("scheme.options.time_weight", self.time_weight, above=0, below=1)
         validation.check_number("scheme.options.least_speed", self.least_speed, above=0, most=1)
-        validation.check_number("scheme.options.least_batch", self.least_batch, above=0, most=1)
+        if self.least_batch is not None:
+            validation.check_number("scheme.options.least_batch", self.least_batch, above=0, most=1)
         validation.check_whole("scheme.options.gossip_steps", self.gossip_steps, least=1)
         if self.local_steps is not None:
             validation.check_whole("scheme.options.local_steps", self.local_steps, least=1)
@@ -143,9 +154,13 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
             )
         if shares is None:
             return planner.plan_steps().plan, state
-        tried = _list_counts(options, observation, state)
-        noise = state["sigma2"] / state["g2"] if state["g2"] else 1.0
-        best = max((planner.plan_batches(shares, k, noise) for k in tried), key=lambda each: each.score)
+        noise = _compare_to_gradient(state["sigma2"], state["g2"])
+        tried = [
+            each.plan_batches(shares, k, noise)
+            for k in _list_counts(options, observation, state)
+            for each in (planner, *planner.leave_out_slow(shares, k))
+        ]
+        best = max(tried, key=lambda each: each.score)
         return best.plan, {**state, **_remember(best, observation)}
 
     return Scheme(
@@ -172,16 +187,21 @@ def _find_weighing(options: Options, observation: Observation, state: State) -> 
 
 
 def _measure_noise(state: State, observation: Observation) -> State:
-    """The state with the sums of σ² and G² over the first edge rounds."""
-    if state.get("measured", 0) >= FIRST_ROUNDS:
-        return state
+    """The state with running sums of σ² and G²."""
     sigma2, g2 = observation.estimates()
     return {
         **state,
-        "measured": state.get("measured", 0) + 1,
-        "sigma2": state.get("sigma2", 0.0) + sigma2,
-        "g2": state.get("g2", 0.0) + g2,
+        "sigma2": MEMORY * state.get("sigma2", 0.0) + sigma2,
+        "g2": MEMORY * state.get("g2", 0.0) + g2,
     }
+
+
+def _compare_to_gradient(sigma2: float, g2: float) -> float:
+    """σ²/G² of a full batch on one device; 1 before anything is known.
+
+    Late in a run, the estimate of G² may be below zero: then noise is far above the gradient.
+    """
+    return sigma2 / max(g2, sigma2 / MOST_NOISE) if sigma2 > 0 else 1.0
 
 
 def _list_counts(options: Options, observation: Observation, state: State) -> list[int]:
@@ -220,6 +240,29 @@ class _Planner:
     observation: Observation
     theta: FloatArray
     weighing: Weighing | None
+
+    def leave_out_slow(self, shares: BatchShares, count: int) -> list["_Planner"]:
+        """A planner without the devices that are not worth waiting for, if there are any.
+
+        Without the slowest of N devices, a round is as long as the slowest of the other m takes at the least
+        work. That m is chosen which has the largest (m/N)² per second: squared, as the data of those left out
+        are missed as well as their work.
+        """
+        observation, conditions = self.observation, self.observation.conditions
+        least = shares.list_shares(self.options.least_batch)[0] * count / observation.rounds.local_steps
+        seconds, _ = compute_costs(observation, least, float(self.theta[0]))
+        ranked = np.sort(seconds[conditions.available])
+        worth = np.arange(1, len(ranked) + 1) ** 2 / (ranked + observation.exchange_seconds)
+        longest = ranked[worth.argmax()]
+        number = observation.global_round * observation.rounds.edge_rounds + observation.edge_round
+        if (number + 1) % WAIT_EVERY == 0:
+            longest *= WAIT_EVERY
+        kept = conditions.available & (seconds <= longest)
+        if kept.sum() == len(ranked):
+            return []
+        return [
+            replace(self, observation=replace(observation, conditions=replace(conditions, available=kept)))
+        ]
 
     def plan_batches(self, shares: BatchShares, count: int, noise: float) -> _Choice:
         """The best plan in which every device takes `count` steps, on batches of its own size.

@@ -89,7 +89,8 @@ from cfel.rounds.kernel import (
     plan_edge_round,
 )
 from cfel.rounds.records import RoundScores, make_plan_table, make_record
-from cfel.system import Conditions, Fleet
+from cfel.system.conditions import Conditions
+from cfel.system.fleet import Fleet
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)

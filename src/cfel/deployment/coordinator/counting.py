@@ -39,8 +39,8 @@ from cfel.errors import DeploymentError
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, charge_edge_round, compute_outcome, find_late
 from cfel.rounds.records import RoundScores, average_metrics, mean_metric
-from cfel.system import Backhaul, Conditions
-from cfel.system.backhaul import live_metropolis_weights
+from cfel.system.backhaul import Backhaul, live_metropolis_weights
+from cfel.system.conditions import Conditions
 from cfel.world import World
 
 

@@ -26,7 +26,7 @@ from cfel.deployment.health import (
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.edge_requests import HelloAnswer, HelloRequest
 from cfel.deployment.security.identity import Identity
-from cfel.errors import DeploymentError, RejectedError, UnreachableError
+from cfel.errors import DeploymentError, RejectedError, UnreachableError, VersionError
 
 _LOG = logging.getLogger(__name__)
 # In intervals at which the others are asked: how long without a command until an edge server assumes that the
@@ -63,6 +63,7 @@ class PeerMonitor:
         self._now = now = asyncio.get_running_loop().time
         self._devices: dict[int, Mapping[int, str]] = {}
         self._rejections: dict[int, str] = {}
+        self._other_versions: set[int] = set()  # edge servers whose version of the protocol is another
         absence_seconds = _ABSENCE * contacts.interval_seconds
         self._no_coordinator = Absence(absence_seconds, _NO_COORDINATOR, now)
         self._no_device = Absence(absence_seconds, _NO_DEVICE, now)
@@ -153,7 +154,9 @@ class PeerMonitor:
         """Asks all others for a sign of life; returns those that gave one."""
         others = self._member.state.electorate.others
         request = HelloRequest(self._server.finished.is_set(), self._instance)
+        self._other_versions.clear()
         answers = await asyncio.gather(*(self._check_peer(number, request) for number in others))
+        self._check_versions()
         return [number for number, there in zip(others, answers, strict=True) if there]
 
     async def _check_peer(self, number: int, request: HelloRequest) -> bool:
@@ -164,6 +167,8 @@ class PeerMonitor:
             )
         except RejectedError as error:
             self._rejections[number] = str(error)
+            if isinstance(error, VersionError):
+                self._other_versions.add(number)
             return False
         except UnreachableError as error:
             _LOG.debug("edge server %d is silent: %s", number, error)
@@ -174,6 +179,12 @@ class PeerMonitor:
         if answer.over:
             self.over.add(number)
         return True
+
+    def _check_versions(self) -> None:
+        """Ends an edge server that speaks another version than those without whom there is no majority."""
+        members = len(self._member.state.electorate.others) + 1
+        if 2 * (members - len(self._other_versions)) <= members:
+            raise VersionError(self._rejections[min(self._other_versions)])
 
     async def _adopt_end(self, number: int) -> None:
         try:

@@ -81,7 +81,7 @@ from cfel.metric import Metric
 from cfel.rounds.kernel import DeviceWork, device_weights, find_late, is_over, make_order
 from cfel.rounds.records import measure_each, take_means
 from cfel.runlog import RoundRecord
-from cfel.system import Backhaul
+from cfel.system.backhaul import Backhaul
 from cfel.wording import format_joules, format_seconds, plural
 from cfel.world import World
 

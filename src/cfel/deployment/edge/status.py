@@ -19,7 +19,7 @@ from cfel.deployment.security.credentials import Validity
 from cfel.deployment.security.identity import Identity
 from cfel.runlog import RoundRecord
 from cfel.status import ClusterStatus, DeviceStatus, LinkStatus, RoundPoint, Status, thin_history
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 from cfel.world import World
 
 MOST_ROUNDS = 400

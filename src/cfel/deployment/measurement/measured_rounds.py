@@ -18,7 +18,7 @@ from cfel.deployment.measurement.meters import RunningRatio
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.device_requests import MeasurementReport
 from cfel.rounds.kernel import EdgeRoundOutcome
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 from cfel.world import World
 
 NOTHING = RunningRatio()

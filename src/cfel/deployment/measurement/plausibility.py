@@ -22,7 +22,7 @@ from cfel.arrays import BoolArray, FloatArray
 from cfel.control.setting import Setting
 from cfel.deployment.measurement.measured_rounds import FederationMeasurements, JouleAccount
 from cfel.deployment.protocol.device_requests import MeasurementReport
-from cfel.system import Conditions
+from cfel.system.conditions import Conditions
 
 _FIELDS = ("mu", "alpha", "nu", "power")
 _LEAST_REPORTS = 3

@@ -9,7 +9,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -18,7 +18,13 @@ import grpc.aio
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.addresses import check_free
 from cfel.deployment.protocol.calls import Endpoint, OnRejection
-from cfel.deployment.protocol.messages import Message, join_message, split_message
+from cfel.deployment.protocol.messages import (
+    OLDEST_VERSION,
+    PROTOCOL_VERSION,
+    Message,
+    join_message,
+    split_message,
+)
 from cfel.deployment.security.credentials import Credentials, CredentialSource, Revocations
 from cfel.deployment.security.identity import Authenticator, ExpiredError, Identity
 from cfel.deployment.security.limits import (
@@ -36,6 +42,7 @@ from cfel.errors import (
     RejectedError,
     StaleTermError,
     UnreachableError,
+    VersionError,
 )
 from cfel.wording import escape_control
 
@@ -150,6 +157,7 @@ CODES: tuple[tuple[type[RejectedError], grpc.StatusCode], ...] = (
     (BusyError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (ExpiredError, grpc.StatusCode.UNAUTHENTICATED),
     (StaleTermError, grpc.StatusCode.FAILED_PRECONDITION),
+    (VersionError, grpc.StatusCode.OUT_OF_RANGE),
     (NotAdmittedError, grpc.StatusCode.PERMISSION_DENIED),
     (RejectedError, grpc.StatusCode.INVALID_ARGUMENT),
 )
@@ -242,7 +250,7 @@ class GrpcServer:
                 except Exception as error:  # noqa: BLE001 — logged with its trace; the server keeps running
                     _LOG.exception("%s of %s failed", name, caller)
                     await context.abort(grpc.StatusCode.INTERNAL, shorten(f"failed: {error!r}"))
-                for piece in split_message(answer):
+                for piece in split_message(replace(answer, version=message.version)):
                     yield piece
 
         return serve
@@ -310,6 +318,14 @@ _ERRORS: Mapping[grpc.StatusCode, type[DeploymentError]] = {
     grpc.StatusCode.UNAUTHENTICATED: UnreachableError,
     grpc.StatusCode.UNIMPLEMENTED: RejectedError,
 }
+
+
+def _choose_error(error: grpc.aio.AioRpcError) -> type[DeploymentError]:
+    # Version 6 had no code for this. Nothing else that a node says begins so.
+    is_version = (error.details() or "").startswith("protocol version ")
+    if is_version and error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+        return VersionError
+    return _ERRORS.get(error.code(), UnreachableError)
 
 
 class _Channels:
@@ -400,6 +416,8 @@ class GrpcClient:
         self._addresses, self._kept = dict(addresses), (control, transfer or control)
         self._stale = False
         self._channels = self._connect(credentials.current())
+        # Of servers that speak another than this node's.
+        self._versions: dict[Identity, int] = {}
         self._retired: set[asyncio.Task[None]] = set()
 
     def _connect(self, credentials: Credentials) -> _Channels:
@@ -414,6 +432,17 @@ class GrpcClient:
         """See `Client`."""
         if to not in self._addresses:
             raise UnreachableError(f"{to}, {method}: its address is not known")
+        known = self._versions.get(to, PROTOCOL_VERSION)
+        try:
+            return await self._send(to, method, replace(message, version=known), seconds)
+        except VersionError:
+            # The other side was upgraded since, or has not been yet.
+            other = OLDEST_VERSION if known == PROTOCOL_VERSION else PROTOCOL_VERSION
+            answer = await self._send(to, method, replace(message, version=other), seconds)
+            self._versions[to] = other
+            return answer
+
+    async def _send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
         channels = self._choose_channels()
         with channels.hold_call():
             try:
@@ -421,7 +450,7 @@ class GrpcClient:
                 ask = kind[to].stream_stream(f"/{SERVICE}/{method}")
                 return await join_message(ask(split_message(message), timeout=seconds), self._most_bytes)
             except grpc.aio.AioRpcError as error:
-                kind_of_error = _ERRORS.get(error.code(), UnreachableError)
+                kind_of_error = _choose_error(error)
                 # The details are the words of another node, and end up in logs and on terminals.
                 raise kind_of_error(f"{to}, {method}: {escape_control(error.details() or '')}") from error
             except RejectedError as error:

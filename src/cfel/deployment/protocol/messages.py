@@ -23,11 +23,13 @@ import msgspec
 import numpy as np
 
 from cfel.deployment.parameters import CHUNK_BYTES
-from cfel.errors import InputError, RejectedError
+from cfel.errors import InputError, RejectedError, VersionError
 from cfel.wording import shorten
 
-PROTOCOL_VERSION = 6
-"""Version of frames and of all requests and answers; both ends must have the same."""
+PROTOCOL_VERSION = 7
+"""Version of frames and of all requests and answers; docs/protocol.md says what may change with it."""
+OLDEST_VERSION = PROTOCOL_VERSION - 1
+"""The other version that a node speaks: a federation can be upgraded node by node."""
 
 MOST_HEADER_BYTES = 3 * 1024 * 1024
 """Between edge servers, whose commands carry the state of the whole fleet."""
@@ -85,6 +87,7 @@ class Message:
 
     header: bytes = field(default=b"", repr=False)
     body: Body = NO_BODY
+    version: int = PROTOCOL_VERSION
 
 
 def cut(*parts: Bytes) -> Iterator[bytes]:
@@ -100,7 +103,7 @@ def cut(*parts: Bytes) -> Iterator[bytes]:
 def split_message(message: Message) -> Iterator[bytes]:
     """The pieces of a message, made one by one."""
     header, body = message.header, message.body
-    yield _START.pack(_MAGIC, PROTOCOL_VERSION, len(header), len(body), body.digest) + header
+    yield _START.pack(_MAGIC, message.version, len(header), len(body), body.digest) + header
     yield from cut(*body.parts)
 
 
@@ -119,13 +122,15 @@ async def join_message(
         most_header_bytes: largest header to accept.
 
     Raises:
-        RejectedError: it is not a message, damaged, too large, or of another version.
+        RejectedError: it is not a message, damaged or too large.
+        VersionError: it is of a version that this node does not speak.
     """
     header: bytes | None = None
     content, length, digest, found = bytearray(), 0, b"", hashlib.sha256()
+    version = PROTOCOL_VERSION
     async for piece in received:
         if header is None:
-            header, length, digest = _read_start(piece, most_bytes, most_header_bytes)
+            header, length, digest, version = _read_start(piece, most_bytes, most_header_bytes)
             on_size(length)
             continue
         if not piece:
@@ -140,26 +145,31 @@ async def join_message(
         raise RejectedError(f"cut short: {len(content)} of {length} bytes")
     if found.digest() != digest:
         raise RejectedError("damaged: the SHA-256 of its body is another")
-    return Message(header, Body(digest, (content,)))
+    return Message(header, Body(digest, (content,)), version)
 
 
-def _read_start(piece: bytes, most_bytes: int, most_header_bytes: int) -> tuple[bytes, int, bytes]:
+def check_version(version: int) -> None:
+    """Raises a `VersionError` unless this node speaks a version of the protocol."""
+    if not OLDEST_VERSION <= version <= PROTOCOL_VERSION:
+        raise VersionError(
+            f"protocol version {version}, this node speaks {OLDEST_VERSION} and {PROTOCOL_VERSION}: upgrade "
+            "the older node, one version at a time"
+        )
+
+
+def _read_start(piece: bytes, most_bytes: int, most_header_bytes: int) -> tuple[bytes, int, bytes, int]:
     if len(piece) < _START.size:
         raise RejectedError(f"{len(piece)} bytes that are not the start of a message")
     magic, version, header_bytes, length, digest = _START.unpack_from(piece)
     if magic != _MAGIC:
         raise RejectedError("not a message of cfel")
-    if version != PROTOCOL_VERSION:
-        raise RejectedError(
-            f"protocol version {version}, this node speaks only {PROTOCOL_VERSION}: install the same version "
-            "of cfel on all nodes"
-        )
+    check_version(version)
     if header_bytes > most_header_bytes or length > most_bytes:
         most = f"{most_header_bytes} + {most_bytes}"
         raise RejectedError(f"too large: {header_bytes} + {length} bytes, at most {most} are accepted")
     if len(piece) != _START.size + header_bytes:
         raise RejectedError(f"header of {len(piece) - _START.size} bytes, {header_bytes} were announced")
-    return piece[_START.size :], length, digest
+    return piece[_START.size :], length, digest, version
 
 
 MOST_WHOLE = 2**53
@@ -213,7 +223,7 @@ def to_message(value: object) -> Message:
     # At most one field of a request or an answer is a body.
     names = getattr(value, "__struct_fields__", ())
     bodies = [each for name in names if isinstance(each := getattr(value, name), Body)]
-    return Message(encode(value), *bodies)
+    return Message(encode(value), bodies[0] if bodies else NO_BODY)
 
 
 def from_message(message: Message, kind: type[Value]) -> Value:

@@ -2,10 +2,15 @@
 
 import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.markup import escape
+
 if TYPE_CHECKING:
+    from cfel.experiment import Experiment
     from cfel.plugins import CodePolicy
 
 Commands = Any
@@ -27,7 +32,12 @@ SUMMARIES = {
     "up": "run an experiment as real processes on this machine",
     "edge": "run one edge server of a federation",
     "device": "run one device of a federation",
+    "invite": "invite machines to a federation, and serve what they need to join",
+    "join": "make this machine a node of a federation, with a token or an archive",
+    "deploy": "write one archive per host for a federation that is set up in advance",
     "certs": "create, renew or revoke the certificates of a federation",
+    "fleet": "add, remove or move devices and edge servers of a running federation; pause it; repeat its run",
+    "extend": "give a running federation more rounds or a larger budget",
     "status": "show the nodes, the coordinator and the costs of a federation",
     "devices": "list device classes, import one from a phone, or convert traces",
     "calibrate": "measure this machine and write it as a device class",
@@ -35,6 +45,13 @@ SUMMARIES = {
     "predict": "run a trained model on a file of samples",
 }
 """Every command with its summary, in the order of the help."""
+
+
+ENGINE_HELP = (
+    "threads: one device per core; processes: the same bits, in worker processes; batched: many small models "
+    "at once, equal up to rounding; ray: the same bits as threads, on a cluster; auto: by the size of the "
+    "model (default: the experiment's)"
+)
 
 
 def add_command(commands: Commands, name: str, example: str) -> argparse.ArgumentParser:
@@ -106,6 +123,83 @@ def _find_experiment_folders(directory: Path) -> list[Path]:
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
+
+
+def add_experiment_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds the experiment file."""
+    parser.add_argument(
+        "experiment",
+        type=Path,
+        metavar="EXPERIMENT.toml",
+        help="the experiment; `make docs` builds docs/reference/experiment.md, which explains its keys",
+    )
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of all commands that simulate: --engine, --ray-address, --track, --set, --json."""
+    from cfel.rounds.parameters import ENGINES
+    from cfel.tracking import TRACKERS
+
+    parser.add_argument("--engine", choices=ENGINES, help=ENGINE_HELP)
+    parser.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="head node of the cluster, with --engine ray (default: start a cluster here)",
+    )
+    parser.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"report every round to a tracker: {', '.join(TRACKERS)}; may be repeated",
+    )
+    add_set_option(parser)
+    add_json_option(parser)
+
+
+def select_run_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What those options mean to `cfel.run`, `cfel.compare`, `cfel.sweep` and `cfel.tune`."""
+    return {"ray_address": arguments.ray_address, "track": arguments.track}
+
+
+def load_from_arguments(arguments: argparse.Namespace) -> "Experiment":
+    """Loads the experiment and applies --set and --engine; user-defined code is imported from its folder."""
+    from cfel.experiment import load_experiment
+    from cfel.plugins import ANY_CODE, import_from
+    from cfel.system.backhaul import describe_bias
+    from cfel.system.fleet import cluster_sizes
+
+    # User-defined parts usually lie beside the experiment that names them.
+    import_from(arguments.experiment.parent)
+    experiment = replace_engine(
+        load_experiment(arguments.experiment, arguments.set, ANY_CODE), arguments.engine
+    )
+    # Warn before the run, which may take hours, and not in its report.
+    sizes = cluster_sizes(experiment.fleet.devices, experiment.fleet.clusters)
+    for warning in (describe_bias(experiment.topology.weights, sizes), _describe_trace_end(experiment)):
+        if warning is not None:
+            Console(stderr=True, highlight=False).print(f"[yellow]warning:[/] {escape(warning)}")
+    return experiment
+
+
+def _describe_trace_end(experiment: "Experiment") -> str | None:
+    """What follows the end of a trace that is shorter than the run; None if there is no such trace."""
+    from cfel.system.device_tables import TraceParameters, describe_short_trace, read_trace
+
+    given = experiment.fleet.conditions
+    if not isinstance(given, TraceParameters) or given.after_end == "reject":
+        return None
+    rounds = experiment.rounds
+    short = describe_short_trace(read_trace(given.file), rounds.global_rounds, rounds.edge_rounds)
+    follows = "its last rounds stay" if given.after_end == "hold" else "it starts again from the first"
+    return None if short is None else f"{short}; then {follows} (fleet.conditions.after_end)"
+
+
+def replace_engine(experiment: "Experiment", engine: str | None) -> "Experiment":
+    """The experiment with another engine; None keeps its own."""
+    if engine is None:
+        return experiment
+    return replace(experiment, simulation=replace(experiment.simulation, engine=engine))
 
 
 def parse_number(text: str) -> float:

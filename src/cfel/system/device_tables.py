@@ -1,4 +1,8 @@
-"""Traces of devices that users write, CSV or Parquet: their conditions in many rounds.
+"""Tables of devices that users write, CSV or Parquet: of one moment, or a trace of many rounds.
+
+A table has a row per device. Columns `mu`, `alpha`, `nu`, `power` and `cluster` are required; `id` or `name`,
+`rho_min`, `rho_max`, `theta_min`, `theta_max`, `battery`, `clock_static` and `clock_exponent` are optional,
+others are ignored.
 
 A trace has a row per device, edge round and global round: columns `device`, `mu`, `alpha`, `nu`, `power`, and
 optionally `round`, `edge_round` (a missing column means one only) and `available` (1 or 0, true or false).
@@ -8,31 +12,92 @@ the order in which they first appear. The file must hold every combination once.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import FleetFileError, InputError, unknown_name
 from cfel.system.conditions import Conditions
-from cfel.system.device_table import COSTS, read_costs
 from cfel.system.tables import Table, number_texts, read_table
+from cfel.validation import make_read_only
 from cfel.wording import plural
+
+COSTS = ("mu", "alpha", "nu", "power")
+OPTIONAL = ("rho_min", "rho_max", "theta_min", "theta_max", "battery", "clock_static", "clock_exponent")
+NAMES = ("id", "name")
+
+
+class DeviceTable(NamedTuple):
+    """Devices as read from a file, in the file's order.
+
+    Of the optional columns, there are those that the file has. Clusters are numbered in the order in which
+    their labels first appear; an empty battery is infinite.
+    """
+
+    columns: dict[str, FloatArray | IntArray]
+    names: tuple[str, ...]  # what the file calls the devices, or else their numbers
+    cluster_labels: tuple[str, ...]  # what the file calls cluster 0, 1, …
+
+
+def read_devices(path: str | Path) -> DeviceTable:
+    """Reads a device table (columns: see the module)."""
+    table = read_table(path, (*COSTS, "cluster"), (*COSTS, *OPTIONAL), ("cluster", *NAMES))
+    # In this order, so that the first thing that is wrong is named.
+    columns: dict[str, FloatArray | IntArray] = {**read_costs(table)}
+    cluster, labels = number_texts(table.texts("cluster"))
+    columns |= {name: _read_optional(table, name) for name in OPTIONAL if table.has(name)}
+    for variable in ("rho", "theta"):
+        _check_bounds(table, f"{variable}_min", f"{variable}_max")
+    return DeviceTable(columns | {"cluster": make_read_only(cluster)}, _read_names(table), labels)
+
+
+def _read_optional(table: Table, name: str) -> FloatArray:
+    if name == "battery":
+        return table.floats(name, least=0, blank=np.inf)
+    return table.floats(name, least=0, most=None if name == "clock_exponent" else 1)
+
+
+def _check_bounds(table: Table, lower: str, upper: str) -> None:
+    if table.has(lower) and table.has(upper):
+        low, high = table.columns[lower], table.columns[upper]
+        if (low > high).any():
+            row = int(np.argmax(low > high))
+            raise table.error(lower, row, f"at most {upper}, which is {high[row]!s} there")
+
+
+def read_costs(table: Table) -> dict[str, FloatArray]:
+    """The four cost columns, which device tables and traces share."""
+    return {
+        name: table.floats(name, above=0) if name == "mu" else table.floats(name, least=0) for name in COSTS
+    }
+
+
+def _read_names(table: Table) -> tuple[str, ...]:
+    column = next((name for name in NAMES if table.has(name)), None)
+    if column is None:
+        return tuple(map(str, range(table.rows)))
+    names = tuple(table.texts(column).tolist())
+    seen: set[str] = set()
+    for row, name in enumerate(names):
+        if name in seen:
+            raise table.error(column, row, "different for every device, it occurs twice")
+        seen.add(name)
+    return names
+
 
 AFTER_END = ("repeat", "hold", "reject")
 
 
 @dataclass(frozen=True, slots=True)
 class TraceParameters:
-    """Which trace to follow.
+    """Which trace to follow."""
 
-    Attributes:
-        file: CSV or Parquet with the columns device, mu, alpha, nu, power, and optionally round, edge_round
-            and available.
-        after_end: what follows the last round of a trace that is shorter than the run: "repeat" starts again
-            from its first round, "hold" keeps its last, "reject" is an error before the run.
-    """
-
+    # CSV or Parquet with the columns device, mu, alpha, nu, power, and optionally round, edge_round and
+    # available.
     file: str
+    # What follows the last round of a trace that is shorter than the run: "repeat" starts again from its
+    # first round, "hold" keeps its last, "reject" is an error before the run.
     after_end: str = "repeat"
 
     def __post_init__(self) -> None:

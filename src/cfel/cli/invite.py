@@ -1,0 +1,144 @@
+"""`cfel invite`: invites machines to a federation, and serves what they need to join."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from cfel.cli.certs import parse_lifetime
+from cfel.cli.options import Commands, add_command, add_json_option, parse_names, parse_positive
+from cfel.cli.output import print_json
+from cfel.deployment.host import RealDisk
+from cfel.deployment.protocol.addresses import join_address
+from cfel.deployment.security.certificates import fingerprint
+from cfel.deployment.security.identity import Identity
+from cfel.deployment.security.invitations import Token, parse_identity
+from cfel.errors import InputError, RunBusyError
+from cfel.launch.enrolment import (
+    INVITE_PORT,
+    OperatorDirectory,
+    add_port,
+    find_own_address,
+    prepare_operator,
+    serve_invitations,
+)
+from cfel.wording import plural
+
+EXAMPLE = """  cfel invite federation --experiment experiment.toml --edges 10.0.0.1,10.0.0.2,10.0.0.3
+  cfel invite federation device-4"""
+
+
+def register(commands: Commands, name: str) -> None:
+    """Adds the command."""
+    parser = add_command(commands, name, EXAMPLE)
+    parser.add_argument("directory", type=Path, metavar="DIR", help="where you keep the federation")
+    parser.add_argument(
+        "nodes", nargs="*", metavar="NODE", help="such as device-4; default: all without certificate or token"
+    )
+    parser.add_argument("--experiment", type=Path, metavar="FILE", help="the first time: the experiment file")
+    parser.add_argument(
+        "--edges",
+        type=parse_names,
+        default=[],
+        metavar="HOST[:PORT],…",
+        help="the first time: addresses of all edge servers, in their order (default port 7400)",
+    )
+    parser.add_argument(
+        "--file",
+        type=Path,
+        action="append",
+        default=[],
+        help="another file that every node needs, such as a module (repeatable)",
+    )
+    parser.add_argument(
+        "--at",
+        metavar="HOST[:PORT]",
+        help=f"address of this machine for others (default: found out; port {INVITE_PORT})",
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on, if not --at")
+    parser.add_argument(
+        "--expires", type=parse_positive, default=24.0, metavar="HOURS", help="of the tokens (default 24)"
+    )
+    parser.add_argument(
+        "--hours", type=parse_lifetime, default=720.0, help="lifetime of certificates (default 720)"
+    )
+    add_json_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints a token for each node, and serves until all have joined."""
+    federation = OperatorDirectory(arguments.directory)
+    if arguments.experiment is not None or arguments.edges:
+        federation = _prepare(arguments)
+    addresses = federation.read_operator().node.addresses
+    at = arguments.at or join_address(find_own_address(addresses[0]), INVITE_PORT)
+    at = add_port(at, INVITE_PORT)
+    tokens = _invite(federation, arguments, at)
+    errors = Console(stderr=True, highlight=False)
+    try:
+        with RealDisk().reserve(federation.path / "invitations"):
+            _serve(federation, arguments, tokens, arguments.listen or at)
+    except RunBusyError:
+        _print_tokens(tokens, arguments.json)
+        errors.print("another `cfel invite` serves this directory; it admits these nodes, too")
+    return 0
+
+
+def _prepare(arguments: argparse.Namespace) -> OperatorDirectory:
+    if arguments.experiment is None or not arguments.edges:
+        raise InputError("--experiment and --edges go together")
+    edges = [add_port(each) for each in arguments.edges]
+    return prepare_operator(arguments.directory, arguments.experiment, edges, arguments.file)
+
+
+def _invite(federation: OperatorDirectory, arguments: argparse.Namespace, at: str) -> dict[Identity, Token]:
+    known = federation.list_nodes()
+    named = [parse_identity(name) for name in arguments.nodes]
+    unknown = [each for each in named if each not in known]
+    if unknown:
+        raise InputError(f"{unknown[0]}: is not in the experiment, which has {known[0]} to {known[-1]}")
+    authority = fingerprint(federation.authority)
+    return {
+        each: federation.invitations.invite(each, authority, at, arguments.expires)
+        for each in named or federation.list_absent()
+    }
+
+
+def _print_tokens(tokens: dict[Identity, Token], json: bool) -> None:
+    if json:
+        print_json({str(identity): str(token) for identity, token in tokens.items()})
+    else:
+        console = Console(highlight=False)
+        width = max((len(str(each)) for each in tokens), default=0)
+        for identity, token in tokens.items():
+            console.print(f"{identity!s:{width}}  cfel join {token}", soft_wrap=True)
+    # A program that reads the tokens must not wait for the last machine.
+    sys.stdout.flush()
+
+
+def _serve(
+    federation: OperatorDirectory, arguments: argparse.Namespace, tokens: dict[Identity, Token], listen: str
+) -> None:
+    """Prints the tokens as soon as they can be used, and serves."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    errors = Console(stderr=True, highlight=False)
+
+    def on_join(identity: Identity) -> None:
+        waiting = len(federation.invitations.list_open())
+        errors.print(f"{identity} has joined; {plural(waiting, 'invitation')} open")
+
+    def on_start() -> None:
+        _print_tokens(tokens, arguments.json)
+        waiting = plural(len(federation.invitations.list_open()), "node")
+        errors.print(
+            f"waiting at {escape(listen)} for {waiting} to join; after Ctrl-C, `cfel invite "
+            f"{escape(str(federation.path))}` waits on, and tokens stay valid",
+            soft_wrap=True,
+        )
+
+    asyncio.run(serve_invitations(federation, listen, arguments.hours, on_join, on_start))

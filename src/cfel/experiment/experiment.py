@@ -299,10 +299,6 @@ class Experiment:
             upload_share=find_upload_share(parts.compress, parameters),
         )
 
-    def count_parameters(self) -> int:
-        """Counts the trained parameters that devices share, unless the file states their number."""
-        return self.model.parameters or self._measure_model().parameters
-
     def _measure_model(self) -> SharedPart:
         # The shape of a built-in data set is known, so that planning works before its files are there.
         if self.data.task is None and self.data.name in DATA_SETS:
@@ -382,6 +378,7 @@ class Experiment:
             new_device=DeviceState(flat.read_personal()),
             evaluation=self.simulation.evaluation,
             variances=flat.find_variances(),
+            model_name="" if self.data.task is not None else self.model.name,
             eras=eras,
             changes=self.fleet.changes,
             change=change,

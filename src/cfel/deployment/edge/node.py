@@ -263,7 +263,8 @@ class EdgeNode:
                     for task in beside:
                         task.cancel()
                     return
-                await self.devices.finish(_DEVICE_END_SECONDS)
+                await server.publish()
+                await self.devices.finish(_DEVICE_END_SECONDS, server.log.last_round, server.state.model)
                 # The coordinator needs its vote until all edge servers know of the end.
                 await self._role.wait_for_end()
                 await _wait_at_most(

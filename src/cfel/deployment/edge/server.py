@@ -69,6 +69,7 @@ from cfel.deployment.protocol.edge_requests import (
     ReleaseRequest,
     StopCommand,
 )
+from cfel.deployment.publishing import PublishedModels, encode_published
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DamagedError, InputError, RejectedError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
@@ -144,6 +145,7 @@ class EdgeServer:
         self.state = self._load(directory)
         self.log = EdgeLog(host.disk, directory, has_others=self._has_others)
         self._on_change: Callable[[], None] = lambda: None
+        self._published = PublishedModels(host.disk, directory, deployment.published_models)
         self.commanded_at = asyncio.get_running_loop().time()
         self._phase = "waiting"
         # Held by the command that is carried out.
@@ -497,7 +499,9 @@ class EdgeServer:
     async def evaluate_mean(self, caller: Identity, request: MeanMetricRequest) -> ModelScores:
         """Evaluates the mean of all edge models that can be fetched, every device counting alike."""
         del caller, request
-        fleet = self.world.setting.fleet
+        at = self.state.position
+        # The round that has just been mixed, whoever belongs to the next one.
+        fleet = self.whole.at(max(at[0] - (at[1:] == (0, 0)), 0)).setting.fleet
         models = await self._neighbours.fetch_all_present(fleet.list_edges())
         return await self.host.compute.run(
             lambda: self._evaluate(mean_model(fleet.sizes, models), fleet.list_members())
@@ -588,7 +592,18 @@ class EdgeServer:
         if command.last:
             _LOG.info("the experiment is over")
             self.finished.set()
+        elif self.deployment.publishes(command.record.round):
+            await self.publish()
         return Confirmation()
+
+    async def publish(self) -> None:
+        """Publishes its model after the round logged last."""
+        number, model = self.log.last_round, self.state.model
+        # Of a personal model, an edge server has a part only; and a late command finds a later model.
+        if self.world.new_device.memory or self.state.position != (number, 0, 0):
+            return
+        content = await self.host.compute.run(lambda: encode_published(self.world, model))
+        await self._write("published model", lambda: self._published.publish(number, content))
 
     async def _fetch_missed_rounds(self, caller: Identity, last_round: int) -> None:
         """Fetches rounds that it missed; the coordinator, which may be itself, may have missed them, too."""

@@ -55,6 +55,7 @@ class World:
         new_device: what a device remembers before its first order: its own part of the model.
         evaluation: when models are evaluated, and on what.
         variances: per number of the model's statistics, whether it is a variance; empty for none.
+        model_name: of the model's builder; empty if the model belongs to a user-defined task.
         eras: the settings between changes of the fleet, in order; empty where it cannot change.
         changes: those changes.
         change: makes the same world with other changes; None where the fleet cannot change.
@@ -98,3 +99,5 @@ class World:
         if self.change is None:
             raise InputError("the fleet of this world cannot change")
         return self if tuple(changes) == self.changes else self.change(changes)
+
+    model_name: str = ""

@@ -41,6 +41,7 @@ SUMMARIES = {
     "calibrate": "measure this machine and write it as a device class",
     "export": "write the trained model of a run to a file",
     "predict": "run a trained model on a file of samples",
+    "rollback": "use an earlier model of those that a node has published",
 }
 """Every command with its summary, in the order of the help."""
 

@@ -37,6 +37,10 @@ class DeploymentParameters:
         linger_seconds: a finished edge server waits this long for one that missed the end.
         give_up_seconds: a device ends with exit code 4 when its edge server has been silent for this long; 0
             for never.
+        publish_every: nodes publish the model after every so many global rounds, and the last one; 0 for the
+            last one only.
+        published_models: how many published models a node keeps, at least 2: the newest, and those that
+            `cfel rollback` can return to.
         host: address that `cfel up` lets edge servers listen on.
         certificate_hours: lifetime of the certificates that `cfel up` makes.
         receive_seconds: time in which a request must arrive, without its body.
@@ -61,6 +65,8 @@ class DeploymentParameters:
     quarantine_after: int = 10
     linger_seconds: float = 60.0
     give_up_seconds: float = 3600.0
+    publish_every: int = 10
+    published_models: int = 3
     host: str = "127.0.0.1"
     certificate_hours: float = 72.0
     receive_seconds: float = 60.0
@@ -85,8 +91,14 @@ class DeploymentParameters:
             validation.check_number("deployment.clip_norm", self.clip_norm, above=0)
         validation.check_whole("deployment.quarantine_after", self.quarantine_after, least=0)
         validation.check_whole("deployment.bytes_in_flight", self.bytes_in_flight, least=1)
+        validation.check_whole("deployment.publish_every", self.publish_every, least=0)
+        validation.check_whole("deployment.published_models", self.published_models, least=2)
         if not isinstance(self.host, str) or not self.host:
             raise InputError(f"deployment.host = {self.host!r}: must be an address")
+
+    def publishes(self, rounds_done: int) -> bool:
+        """Whether the model after so many global rounds is published, if it is not the last one."""
+        return self.publish_every > 0 and rounds_done > 0 and rounds_done % self.publish_every == 0
 
     def transfer_seconds(self, body_bytes: int) -> float:
         """How long a call with a body of this size may take."""

@@ -45,6 +45,7 @@ from cfel.deployment.protocol.device_requests import (
 )
 from cfel.deployment.protocol.messages import NO_BODY, Body
 from cfel.deployment.protocol.transfer import DEVICE_PART_SECONDS, DEVICE_PARTS_AT_ONCE, Download, PartSize
+from cfel.deployment.publishing import PublishedModels, encode_published
 from cfel.deployment.security.identity import Identity
 from cfel.errors import (
     DivergedError,
@@ -96,7 +97,10 @@ class DeviceAgent:
         self._workspace = Workspace(world.task, world.training, world.compress)
         # Orders wait here while the device works on an earlier one; `_work` skips those that were replaced.
         self._orders: asyncio.Queue[NextModel | NextOrder] = asyncio.Queue()
+        self._published = PublishedModels(host.disk, directory, parameters.published_models)
         self._newest = self._newest_model = ""
+        # The model after so many global rounds, to be published when the upload is sent.
+        self._begun: tuple[int, FlatModel] | None = None
         # A model that is here before its order, with its digest.
         self._ahead: tuple[str, FlatModel] | None = None
         # Each device draws its own waits, so that a restarted edge server is not called by all of them at
@@ -140,6 +144,7 @@ class DeviceAgent:
             match answer:
                 case ExperimentOver():
                     _LOG.info("the experiment is over")
+                    await self._publish_last(answer)
                     return
                 case NoOrder():
                     continue
@@ -206,6 +211,9 @@ class DeviceAgent:
         global_round, edge_round = issued.order.round
         steps, size = sent.upload.steps, len(sent.upload.content)
         _LOG.info("round %d.%d: %d steps, %d bytes sent", global_round + 1, edge_round + 1, steps, size)
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            await self._publish(*begun)
 
     async def _train(self, issued: NextOrder) -> Sent:
         order = await self._complete_order(issued)
@@ -223,6 +231,9 @@ class DeviceAgent:
         # On disk before anything is sent: after a crash the device must not train the same order to other
         # bits.
         await self._remember(Memory(state, sent))
+        # The first order of a global round brings the model after the one before.
+        if order.round[1] == 0 and self._parameters.publishes(order.round[0]):
+            self._begun = (order.round[0], order.model)
         return sent
 
     async def _send(
@@ -268,6 +279,28 @@ class DeviceAgent:
         """The model that is named, and its digest; tries until the newest order needs another one."""
         return sha256, await self._link.fetch_model(sha256, lambda: sha256 == self._newest_model)
 
+    async def _publish_last(self, over: ExperimentOver) -> None:
+        """Fetches and publishes the last model, unless its edge server leaves before."""
+        if over.model_sha256 is None:
+            return
+        deadline = self._now() + LAST_SECONDS
+        try:
+            model = await self._link.fetch_model(
+                over.model_sha256, lambda: self._now() < max(deadline, self._link.answered_at + LAST_SECONDS)
+            )
+        except RejectedError as error:
+            _LOG.warning("the last model is not published here: %s", error)
+            return
+        await self._publish(over.rounds, model)
+
+    async def _publish(self, rounds: int, model: FlatModel) -> None:
+        host, memory = self._host, self._memory.state.memory
+
+        def write() -> None:
+            self._published.publish(rounds, encode_published(self._world, model, memory))
+
+        await write_until_done(host.compute, self._health, "published model", write)
+
     async def _remember(self, memory: Memory) -> None:
         memory = replace(memory, measured=self._meter.known)
         host, path = self._host, self._path
@@ -279,6 +312,8 @@ class DeviceAgent:
 FIRST_SECONDS = 0.3
 MOST_SECONDS = 5.0
 GROWTH = 1.5
+LAST_SECONDS = 5.0
+"""When the experiment is over, a silence of this length means that the edge server has ended, too."""
 LOUD_SECONDS = 30.0
 """A silence of this length is logged, and again each time it has doubled."""
 
@@ -346,6 +381,11 @@ class EdgeLink:
         self._download = Download("", model_size(start))
         self._down, self._up = PartSize(DEVICE_PART_SECONDS), PartSize(DEVICE_PART_SECONDS)
         self._broken_upload = ""
+
+    @property
+    def answered_at(self) -> float:
+        """When the edge server answered last, by the event loop's clock."""
+        return self._now() - self._backoff.silent_seconds
 
     async def fetch_model(self, sha256: str, is_wanted: Callable[[], bool]) -> FlatModel:
         """Fetches a model; tries until it is there or not wanted any more.

@@ -172,8 +172,11 @@ class DeviceService:
         self._announced = ""
         self.presence = DevicePresence(devices, parameters.gone_seconds, self._now)
         self._waits = RoundWaits(self.presence, parameters, self._now)
-        self._over = False
+        self._over: ExperimentOver | None = None
         self._informed: set[int] = set()
+        # Devices that know of the end, and have not fetched all of the last model.
+        self._without_last_model: set[int] = set()
+        self._fetched_at = 0.0
         self._changed = ChangeSignal()
         self._verifying = {device: asyncio.Lock() for device in devices}
 
@@ -261,12 +264,18 @@ class DeviceService:
         self._model, self._announced = encoded, self._make_serial()
         await self._changed.notify()
 
-    async def finish(self, seconds: float) -> None:
-        """Lets every device know that the experiment is over; waits for those that are connected."""
-        self._over = True
+    async def finish(self, seconds: float, rounds: int, model: FlatModel) -> None:
+        """Lets every device know that the experiment is over, and fetch the last model.
+
+        Waits for those that are connected, for so many seconds after anything has happened.
+        """
+        self._model = await self._models.get(model)
+        self._over = ExperimentOver(rounds, self._model.sha256)
         await self._changed.notify()
-        deadline = self._now() + seconds
-        while set(self.list_connected()) - self._informed and self._now() < deadline:
+        self._fetched_at = self._now()
+        while self._now() < self._fetched_at + seconds and (
+            set(self.list_connected()) - self._informed or self._without_last_model
+        ):
             await self._changed.wait(_LOOK_SECONDS)
 
     async def _collect(
@@ -304,9 +313,11 @@ class DeviceService:
             return NoOrder()
 
     def _find_news(self, device: int, known: str) -> ExperimentOver | NextModel | NextOrder | None:
-        if self._over:
+        if self._over is not None:
+            if device not in self._informed:
+                self._without_last_model.add(device)
             self._informed.add(device)
-            return ExperimentOver()
+            return self._over
         current, order = self._round, self._round.waiting.get(device)
         serial = current.serial if order else self._announced
         if self._model is None or serial in ("", known) or self._is_quarantined(device):
@@ -321,7 +332,12 @@ class DeviceService:
         self._waits.note_progress(self._check_own(caller))
         if self._model is None or request.sha256 != self._model.sha256:
             raise RejectedError("this model is not needed any more")
-        return ModelAnswer(await self._models.part(self._model, request.offset, request.most_bytes))
+        part = await self._models.part(self._model, request.offset, request.most_bytes)
+        self._fetched_at = self._now()
+        if request.offset + len(part) >= len(self._model.body):
+            self._without_last_model.discard(caller.number)
+            await self._changed.notify()
+        return ModelAnswer(part)
 
     async def estimates(self, caller: Identity, request: EstimatesRequest) -> Confirmation:
         """Takes a device's σ² and G²."""

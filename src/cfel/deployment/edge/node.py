@@ -175,7 +175,8 @@ class EdgeNode:
                 if serve_status is not None:
                     beside.append(group.create_task(serve_status(self.take_snapshot)))
                 await server.finished.wait()
-                await self.devices.finish(_DEVICE_END_SECONDS)
+                await server.publish()
+                await self.devices.finish(_DEVICE_END_SECONDS, server.log.last_round, server.state.model)
                 # The coordinator needs its vote until all edge servers know of the end.
                 await self._role.wait_for_end()
                 await _wait_at_most(

@@ -67,6 +67,7 @@ from cfel.deployment.protocol.edge_requests import (
     ReleaseRequest,
     StopCommand,
 )
+from cfel.deployment.publishing import PublishedModels, encode_published
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DamagedError, InputError, RejectedError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
@@ -139,6 +140,7 @@ class EdgeServer:
         self.loss = ""
         self.state = self._load(directory)
         self.log = EdgeLog(host.disk, directory, has_others=world.setting.fleet.clusters > 1)
+        self._published = PublishedModels(host.disk, directory, deployment.published_models)
         self.commanded_at = asyncio.get_running_loop().time()
         self._phase = "waiting"
         # Held by the command that is carried out.
@@ -510,7 +512,18 @@ class EdgeServer:
         if command.last:
             _LOG.info("the experiment is over")
             self.finished.set()
+        elif self.deployment.publishes(command.record.round):
+            await self.publish()
         return Confirmation()
+
+    async def publish(self) -> None:
+        """Publishes its model after the round logged last."""
+        number, model = self.log.last_round, self.state.model
+        # Of a personal model, an edge server has a part only; and a late command finds a later model.
+        if self.world.new_device.memory or self.state.position != (number, 0, 0):
+            return
+        content = await self.host.compute.run(lambda: encode_published(self.world, model))
+        await self._write("published model", lambda: self._published.publish(number, content))
 
     async def _fetch_missed_rounds(self, caller: Identity, last_round: int) -> None:
         """Fetches rounds that it missed; the coordinator, which may be itself, may have missed them, too."""

@@ -58,7 +58,8 @@ OnFault = Callable[[int, str], None]
 def scale_timing(seconds: float) -> Timing:
     """The election's waits, in proportion to the silence after which a coordinator counts as dead."""
     return Timing(
-        heartbeat_seconds=seconds / 7,
+        # A third or so of the silence that ends a term: two may be lost, and each costs CPU on both sides.
+        heartbeat_seconds=seconds * 2 / 7,
         contact_seconds=seconds * 6 / 7,
         timeout_seconds=(seconds, seconds * 11 / 7),
         retry_seconds=(seconds / 7, seconds * 4 / 7),

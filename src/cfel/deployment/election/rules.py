@@ -37,7 +37,7 @@ MOST_TERM_JUMP = 1_000_000
 class Timing:
     """How long a member waits for what; with the defaults a new leader follows within 2 s of a kill."""
 
-    heartbeat_seconds: float = 0.1  # from one heartbeat of the leader to the next
+    heartbeat_seconds: float = 0.2  # from one heartbeat of the leader to the next
     contact_seconds: float = 0.6  # a leader steps down when no majority has answered it for this long
     # Bounds of the silence after which a member asks for an election. Below the lower one it does not vote
     # against the leader it heard. Must exceed `contact_seconds` by more than clocks drift apart, so that the

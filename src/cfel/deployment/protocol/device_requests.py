@@ -36,7 +36,10 @@ class NoOrder(msgspec.Struct, frozen=True, tag="no order"):
 
 
 class ExperimentOver(msgspec.Struct, frozen=True, tag="over"):
-    """There will be no further orders."""
+    """There will be no further orders; names the last model, so that the device can fetch and publish it."""
+
+    rounds: Count = 0  # global rounds of the experiment
+    model_sha256: Digest | None = None  # None if the edge server has no model to publish
 
 
 class NextModel(msgspec.Struct, frozen=True, tag="model"):

@@ -31,6 +31,7 @@ from cfel.learning.models.flat import FlatModel
 from cfel.scaleout import prepare, ray_executor, require_ray
 from cfel.simulation import Executor, PoolExecutor, initial_state, simulate
 from cfel.simulation.executors import Job, JobResult
+from cfel.simulation.whole_clusters import ClusterExecutor, ClusterJob, ClusterResult
 from cfel.world import World
 
 SETTINGS = {
@@ -67,12 +68,14 @@ class Overhead:
         devices: number of devices.
         milliseconds: core time per device: (seconds of updates · cores − CPU seconds of training) / devices.
         training_milliseconds: CPU time of training per device.
+        driver_milliseconds: CPU time of the driver's process per device, in the whole round.
         driver_bytes: peak memory of the driver.
     """
 
     devices: int
     milliseconds: float
     training_milliseconds: float
+    driver_milliseconds: float
     driver_bytes: int
 
 
@@ -153,7 +156,9 @@ def measure_overhead(devices: int, repeats: int) -> Overhead:
 
     best = min(timings, key=overhead)
     training = 1e3 * best.busy_seconds / devices
-    return Overhead(devices, overhead(best), training, max(timing.peak_bytes for timing in timings))
+    driver = 1e3 * min(timing.driver_seconds for timing in timings) / devices
+    most = max(timing.peak_bytes for timing in timings)
+    return Overhead(devices, overhead(best), training, driver, most)
 
 
 def _print_race(console: Console, race: EngineComparison) -> None:
@@ -169,7 +174,9 @@ def _print_race(console: Console, race: EngineComparison) -> None:
 
 
 def _print_overheads(console: Console, overheads: Sequence[Overhead]) -> None:
-    table = new_table("devices", "overhead ms", "training ms", "driver MiB", "KiB per extra device")
+    table = new_table(
+        "devices", "overhead ms", "training ms", "driver ms", "driver MiB", "KiB per extra device"
+    )
     for number, each in enumerate(overheads):
         more = "–"
         if number:
@@ -179,6 +186,7 @@ def _print_overheads(console: Console, overheads: Sequence[Overhead]) -> None:
             f"{each.devices:,}",
             f"{each.milliseconds:.2f}",
             f"{each.training_milliseconds:.2f}",
+            f"{each.driver_milliseconds:.3f}",
             f"{each.driver_bytes / 2**20:,.0f}",
             more,
         )
@@ -219,12 +227,14 @@ class RoundTiming:
         seconds: wall time, including planning and gossip.
         update_seconds: part of it until the last report was aggregated.
         busy_seconds: CPU time of local training, all workers together; 0 for threads.
+        driver_seconds: CPU time of this process.
         peak_bytes: peak memory of the process so far.
     """
 
     seconds: float
     update_seconds: float
     busy_seconds: float
+    driver_seconds: float
     peak_bytes: int
 
 
@@ -243,6 +253,17 @@ class TimedExecutor:
         """See `Executor`."""
         begin = time.perf_counter()
         yield from self._inner.run_updates(jobs)
+        self.update_seconds += time.perf_counter() - begin
+
+    def can_run_clusters(self, sizes: Sequence[int]) -> bool:
+        """See `ClusterExecutor`."""
+        return isinstance(self._inner, ClusterExecutor) and self._inner.can_run_clusters(sizes)
+
+    def run_clusters(self, jobs: Sequence[ClusterJob]) -> Iterator[ClusterResult]:
+        """See `ClusterExecutor`."""
+        assert isinstance(self._inner, ClusterExecutor)
+        begin = time.perf_counter()
+        yield from self._inner.run_clusters(jobs)
         self.update_seconds += time.perf_counter() - begin
 
     def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
@@ -289,12 +310,14 @@ def _time_rounds(world: World, executor: Executor) -> Iterator[RoundTiming]:
     outcomes = simulate(world, timed, initial_state(world), time.perf_counter)
     while True:
         begin, before = time.perf_counter(), getattr(executor, "busy_seconds", 0.0)
+        cpu = time.process_time()
         timed.update_seconds = 0.0
         next(outcomes)
         yield RoundTiming(
             time.perf_counter() - begin,
             timed.update_seconds,
             getattr(executor, "busy_seconds", 0.0) - before,
+            time.process_time() - cpu,
             read_peak_bytes(),
         )
 

@@ -55,6 +55,7 @@ class World:
         new_device: what a device remembers before its first order: its own part of the model.
         evaluation: when models are evaluated, and on what.
         variances: per number of the model's statistics, whether it is a variance; empty for none.
+        model_name: of the model's builder; empty if the model belongs to a user-defined task.
         eras: the settings between changes of the fleet, in order; empty where it cannot change.
         changes: those changes.
         change: makes the same world with other changes; None where the fleet cannot change.
@@ -78,6 +79,16 @@ class World:
         """The world during a global round (from 0), with the setting that holds then."""
         return self if len(self.eras) < 2 else replace(self, setting=self._find_era(global_round).setting)
 
+    def with_settings(self, alter: Callable[[Setting], Setting]) -> "World":
+        """The world with every setting altered, also those of later changes."""
+        change = self.change
+        return replace(
+            self,
+            setting=alter(self.setting),
+            eras=tuple(replace(each, setting=alter(each.setting)) for each in self.eras),
+            change=None if change is None else lambda changes: change(changes).with_settings(alter),
+        )
+
     def membership_at(self, global_round: int) -> Membership:
         """Who belongs to the fleet in a global round (from 0)."""
         return self._find_era(global_round).membership
@@ -98,3 +109,5 @@ class World:
         if self.change is None:
             raise InputError("the fleet of this world cannot change")
         return self if tuple(changes) == self.changes else self.change(changes)
+
+    model_name: str = ""

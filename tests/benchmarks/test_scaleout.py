@@ -23,7 +23,7 @@ class MadeUp:
     def run_round(self) -> RoundTiming:
         """The next one."""
         seconds = next(self._seconds)
-        return RoundTiming(seconds, seconds - 1, 2.0, 2**20 * self._devices)
+        return RoundTiming(seconds, seconds - 1, 2.0, 0.5, 2**20 * self._devices)
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +49,7 @@ def test_overhead_is_what_is_not_training() -> None:
     overhead = measure_overhead(1000, 3)
     assert overhead.milliseconds == pytest.approx(4.0)
     assert overhead.training_milliseconds == pytest.approx(2.0)
+    assert overhead.driver_milliseconds == 0.5
     assert overhead.driver_bytes == 1000 * 2**20
 
 

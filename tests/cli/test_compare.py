@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import cfel
+from cfel.cli.compare import parse_variant
+from cfel.errors import InputError
 from tests.cli.conftest import Run
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.toml"
@@ -251,3 +253,12 @@ def test_wrong_variants_and_formats(run: Run, tmp_path: Path, options: list[str]
     assert (answer.code, answer.out) == (2, "")
     assert message in answer.err
     assert not (tmp_path / "table").exists()
+
+
+def test_a_variant_may_change_a_whole_table() -> None:
+    """Both keys of the table, not only its first."""
+    base = cfel.load(TINY)
+    name, variant = parse_variant("mine: budget={seconds=5.0,joules=7.0}", base)
+    assert (name, variant.budget.seconds, variant.budget.joules) == ("mine", 5.0, 7.0)
+    with pytest.raises(InputError, match="without quotes"):
+        parse_variant("mine: '\"a.b\"=1'", base)

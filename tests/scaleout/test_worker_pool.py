@@ -163,3 +163,29 @@ def test_no_run_starts_and_no_tracker_is_told_if_a_directory_is_in_use(
         run_all(runs, tmp_path, RunOptions(trackers={"list": open_sink}))
     assert tracked == []
     assert fake_ray.calls == 0
+
+
+@pytest.mark.parametrize("deaths", [set(), {1}, {2, 5}], ids=str)
+def test_whole_clusters_have_the_log_of_threads(
+    fake_ray: "FakeRay", deaths: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing travels with devices, so one call trains a cluster: 4 rounds of 2 edge rounds of 3 clusters."""
+    from cfel.scaleout import workers
+
+    experiment = tiny(local={"momentum_state": "reset"}, scheme={"name": "hcef"})
+    monkeypatch.setattr(workers, "is_even", lambda *_: True)
+    monkeypatch.setattr(workers.DeviceWorker, "updates", None)
+    fake_ray.deaths = deaths
+    assert on_ray(experiment) == timeless(records(experiment))
+    assert fake_ray.calls > max(deaths, default=0)
+
+
+def test_what_devices_keep_travels_device_by_device(
+    fake_ray: "FakeRay", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cfel.scaleout import workers
+
+    monkeypatch.setattr(workers, "is_even", lambda *_: True)
+    monkeypatch.setattr(workers.DeviceWorker, "clusters", None)
+    assert on_ray(REMEMBERING) == timeless(records(REMEMBERING))
+    assert fake_ray.calls > 0

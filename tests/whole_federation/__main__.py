@@ -16,6 +16,9 @@ from tests.whole_federation.federation import play
 from tests.whole_federation.history import find_violations, nothing_was_lost
 from tests.whole_federation.schedule import draw_schedule
 
+EVERY = 100
+"""How many schedules between two lines that say how far it is, and where to resume."""
+
 
 def main() -> int:
     """Returns 1 if there was a violation."""
@@ -40,6 +43,8 @@ def main() -> int:
             if not options.all:
                 break
         equal += schedule.is_patient or nothing_was_lost(history)
+        if (played := seed - options.seed + 1) % EVERY == 0 and played < options.seeds:
+            _say(f"{played} schedules played, {violated} with violations; next: --seed {seed + 1}")
     seconds = time.process_time() - began
     _say(
         f"{seed - options.seed + 1} schedules from seed {options.seed}, {violated} with violations, "

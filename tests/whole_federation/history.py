@@ -7,6 +7,8 @@ servers answered and at what is left on the disks; none looks into a node.
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import product
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -276,6 +278,7 @@ def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
 def nothing_was_lost(history: History) -> bool:
     """Whether all devices took part in all edge rounds, with one order each, and all edge servers in gossip.
 
+    A coordinator must also have heard of the gossip, or its record names an earlier model.
     A second plan for a round, made when nobody knows the first any more, has devices train twice: uploads for
     the first are lost, and momentum keeps what it learned from them.
     """
@@ -306,7 +309,38 @@ def nothing_was_lost(history: History) -> bool:
                 for at, each in steps
             ):
                 return False
-    return True
+    return all(_last_digests(history, each) is not None for each in history.log(EDGES[0]))
+
+
+def records_name_models(history: History) -> Iterator[str]:
+    """The digest in a record is that of the edge models, each the newest that a coordinator may know."""
+    start = history.world.start.sha256().hex()
+    for record in history.log(EDGES[0]):
+        if _last_digests(history, record) is not None:
+            continue
+        known = [
+            {
+                start,
+                *(a.digest for (i, at), a in history.mixes().items() if i == edge and at[0] < record.round),
+            }
+            for edge in EDGES
+        ]
+        if all(_digest_of(each) != record.model_sha256 for each in product(*known)):
+            yield f"round {record.round} names the models {record.model_sha256}, which nobody had"
+
+
+def _last_digests(history: History, record: RoundRecord) -> tuple[str, ...] | None:
+    """The digests after the gossip that ends a round; None if the record was made without one of them."""
+    last: dict[Identity, tuple[Position, str]] = {}
+    for (edge, at), answer in history.mixes().items():
+        if at[0] == record.round - 1:
+            last[edge] = max(last.get(edge, (at, "")), (at, answer.digest))
+    found = tuple(last[edge][1] for edge in EDGES if edge in last)
+    return found if len(found) == len(EDGES) and _digest_of(found) == record.model_sha256 else None
+
+
+def _digest_of(digests: tuple[str, ...]) -> str:
+    return sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
 
 
 PROPERTIES: tuple[Callable[[History], Iterator[str]], ...] = (
@@ -318,6 +352,7 @@ PROPERTIES: tuple[Callable[[History], Iterator[str]], ...] = (
     devices_hear_what_was_used,
     orders_are_carried_out_once,
     records_are_equal_everywhere,
+    records_name_models,
     budgets_are_counted_once,
     models_are_those_of_the_simulator,
 )

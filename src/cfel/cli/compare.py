@@ -13,16 +13,14 @@ from cfel.api.runs import list_rows, replace_scheme
 from cfel.cli import options, output
 from cfel.errors import InputError
 from cfel.experiment import Experiment
-from cfel.experiment.sections import parse_assignment
+from cfel.experiment.sections import parse_change
 from cfel.report.table import (
     TABLE_FORMATS,
     MainTable,
-    build_table,
     check_formats,
     fold_heading,
     write_table,
 )
-from cfel.rounds.run_directory import flatten
 from cfel.wording import plural
 
 EXAMPLE = """  cfel compare experiment.toml --seeds 0,1,2 --target 0.7 --out runs/table
@@ -94,7 +92,7 @@ def parse_variant(text: str, experiment: Experiment) -> tuple[str, Experiment]:
         raise InputError(f'--variant {text!r}: must look like "name: section.key=value section.key=value"')
     changes: dict[str, Any] = {}
     for word in words:
-        key, value = next(iter(flatten(parse_assignment(word)).items()))
+        key, value = parse_change(word)
         if key in ("scheme", "scheme.name") and isinstance(value, str):
             experiment = replace_scheme(experiment, value)
         else:
@@ -121,7 +119,7 @@ def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namesp
         output.print_json(comparison.summary)
         return 0
     console = Console(highlight=False)
-    print_main_table(console, build_table(comparison.summary))
+    print_main_table(console, comparison.main_table)
     print_overruns(console, comparison.describe_overruns())
     target, found = comparison.target, comparison.summary["schemes"]
     if target is not None and all(row["seconds_to_target"] is None for row in found.values()):

@@ -36,11 +36,14 @@ SUMMARIES = {
     "join": "make this machine a node of a federation, with a token or an archive",
     "deploy": "write one archive per host for a federation that is set up in advance",
     "certs": "create, renew or revoke the certificates of a federation",
+    "fleet": "add, remove or move devices and edge servers of a running federation; pause it; repeat its run",
+    "extend": "give a running federation more rounds or a larger budget",
     "status": "show the nodes, the coordinator and the costs of a federation",
     "devices": "list device classes, import one from a phone, or convert traces",
     "calibrate": "measure this machine and write it as a device class",
     "export": "write the trained model of a run to a file",
     "predict": "run a trained model on a file of samples",
+    "rollback": "use an earlier model of those that a node has published",
 }
 """Every command with its summary, in the order of the help."""
 

@@ -10,8 +10,7 @@ import cfel
 from cfel.cli import options, output
 from cfel.cli.compare import print_main_table, print_overruns
 from cfel.errors import InputError
-from cfel.experiment.sections import parse_assignment
-from cfel.rounds.run_directory import flatten
+from cfel.experiment.sections import parse_change
 
 EXAMPLE = """  cfel sweep experiment.toml --over local.learning_rate=0.01,0.05 --over scheme.name=hcef,cef
   cfel sweep experiment.toml --over rounds.edge=1,2,5 --seeds 0,1,2 --out runs/edge"""
@@ -65,7 +64,7 @@ def parse_values(text: str) -> tuple[str, list[Any]]:
     words = options.parse_names(listed)
     if not sign or not words:
         raise InputError(f"--over {text}: must look like section.key=value,value")
-    return key.strip(), [flatten(parse_assignment(f"{key}={word}"))[key.strip()] for word in words]
+    return key.strip(), [parse_change(f"{key}={word}")[1] for word in words]
 
 
 def _find_best(sweep: cfel.Sweep) -> str:

@@ -12,6 +12,7 @@ CHUNK_BYTES = 1024 * 1024
 """Bodies travel in pieces of this size, so that memory stays flat and a slow peer slows nobody else."""
 
 CONDITIONS = ("model", "measured")
+FAIL_OVERS = ("stay", "return", "never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class DeploymentParameters:
             the missing devices take much longer than they used to.
         gone_seconds: nobody waits for a device that has been disconnected for this long, or for an edge
             server that has been silent for it.
+        fail_over: what devices do whose edge server has been silent for `gone_seconds`: they "stay" with
+            another one that takes them over, "return" when theirs is back, or "never" leave it.
         gossip_seconds: an edge server that misses a gossip step by this much is left out of it.
         election_seconds: silence after which the coordinator counts as dead; other waits follow it. Raise it
             where processes far outnumber cores.
@@ -37,6 +40,10 @@ class DeploymentParameters:
         linger_seconds: a finished edge server waits this long for one that missed the end.
         give_up_seconds: a device ends with exit code 4 when its edge server has been silent for this long; 0
             for never.
+        publish_every: nodes publish the model after every so many global rounds, and the last one; 0 for the
+            last one only.
+        published_models: how many published models a node keeps, at least 2: the newest, and those that
+            `cfel rollback` can return to.
         host: address that `cfel up` lets edge servers listen on.
         certificate_hours: lifetime of the certificates that `cfel up` makes.
         receive_seconds: time in which a request must arrive, without its body.
@@ -53,6 +60,7 @@ class DeploymentParameters:
     join_seconds: float = 120.0
     round_seconds: float = 120.0
     gone_seconds: float = 10.0
+    fail_over: str = "stay"
     gossip_seconds: float = 30.0
     election_seconds: float = 0.7
     time_scale: float = 0.0
@@ -61,6 +69,8 @@ class DeploymentParameters:
     quarantine_after: int = 10
     linger_seconds: float = 60.0
     give_up_seconds: float = 3600.0
+    publish_every: int = 10
+    published_models: int = 3
     host: str = "127.0.0.1"
     certificate_hours: float = 72.0
     receive_seconds: float = 60.0
@@ -73,6 +83,8 @@ class DeploymentParameters:
     def __post_init__(self) -> None:
         if self.conditions not in CONDITIONS:
             raise InputError(unknown_name("deployment.conditions", self.conditions, CONDITIONS))
+        if self.fail_over not in FAIL_OVERS:
+            raise InputError(unknown_name("deployment.fail_over", self.fail_over, FAIL_OVERS))
         waits = ("join_seconds", "round_seconds", "gossip_seconds", "election_seconds", "certificate_hours")
         rates = ("receive_seconds", "least_bytes_per_second", "calls_per_second")
         connections = ("keepalive_seconds", "keepalive_timeout_seconds")
@@ -85,8 +97,14 @@ class DeploymentParameters:
             validation.check_number("deployment.clip_norm", self.clip_norm, above=0)
         validation.check_whole("deployment.quarantine_after", self.quarantine_after, least=0)
         validation.check_whole("deployment.bytes_in_flight", self.bytes_in_flight, least=1)
+        validation.check_whole("deployment.publish_every", self.publish_every, least=0)
+        validation.check_whole("deployment.published_models", self.published_models, least=2)
         if not isinstance(self.host, str) or not self.host:
             raise InputError(f"deployment.host = {self.host!r}: must be an address")
+
+    def publishes(self, rounds_done: int) -> bool:
+        """Whether the model after so many global rounds is published, if it is not the last one."""
+        return self.publish_every > 0 and rounds_done > 0 and rounds_done % self.publish_every == 0
 
     def transfer_seconds(self, body_bytes: int) -> float:
         """How long a call with a body of this size may take."""

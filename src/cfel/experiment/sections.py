@@ -133,6 +133,17 @@ def parse_assignment(change: str) -> Table:
             raise ExperimentError(f"--set {change!r}: {error}") from error
 
 
+def parse_change(change: str) -> tuple[str, Any]:
+    """Reads an assignment as a dotted key and its value, which may be a table."""
+    key = change.partition("=")[0].strip()
+    value: Any = parse_assignment(change)
+    for name in key.split("."):
+        if name.strip() not in value:
+            raise ExperimentError(f"{key}: must look like section.key, without quotes")
+        value = value[name.strip()]
+    return key, value
+
+
 def to_table(parameters: object) -> dict[str, Any]:
     """Converts a dataclass to a TOML table; leaves `None` out, as TOML has no null."""
     values = {key: getattr(parameters, entry.name) for key, entry in keys_of(parameters).items()}

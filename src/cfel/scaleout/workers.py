@@ -5,6 +5,9 @@ about devices: a device's state stays with the driver, arrives with its order an
 so losing a worker loses only time. Data and edge models arrive through the object store, which all workers of
 a machine share.
 
+Where no vectors of devices travel, a worker trains a whole cluster and returns its next edge model instead of
+all updates (`simulation.whole_clusters`).
+
 A `WorkerPool` starts workers and gives each job, one call of a worker's method, to the one with the fewest.
 When a worker dies, its jobs go to others, and a replacement joins as soon as the cluster has room for it.
 Jobs are pure functions, so it does no harm if one is computed twice.
@@ -44,6 +47,7 @@ from cfel.errors import ScaleoutError
 from cfel.learning.compressors import Compressor
 from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceOrder, DeviceState, Order
+from cfel.learning.edge import EdgeRules
 from cfel.learning.evaluate import Evaluation, evaluate
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import Estimates
@@ -55,6 +59,7 @@ from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.rounds.parameters import SimulationParameters
 from cfel.scaleout.cluster import cluster_cores, cluster_gpus, connect, first_line
 from cfel.simulation.executors import Job, JobResult, group_jobs, largest_group
+from cfel.simulation.whole_clusters import ClusterJob, ClusterResult, EdgeUpdate, is_even, run_cluster
 from cfel.world import World
 
 VERSIONS = (f"cfel {__version__}", f"torch {torch.__version__}", f"numpy {np.__version__}")
@@ -73,7 +78,7 @@ class DeviceContext:
     """The parts of a World that devices need; put into the object store once.
 
     Attributes:
-        seed, task, training, compress: the World's.
+        seed, task, training, compress, edge_rules: the World's.
         indices: the samples of all devices in one array, as thousands of small ones load slowly.
         starts: where the samples of each device start in it, and the end.
     """
@@ -82,6 +87,7 @@ class DeviceContext:
     task: Task
     training: TrainingParameters
     compress: Compressor
+    edge_rules: EdgeRules
     indices: IntArray
     starts: IntArray
 
@@ -90,7 +96,8 @@ class DeviceContext:
         """The parts that devices need."""
         starts = np.cumsum([0, *(own.samples for own in world.data)])
         indices = np.concatenate([own.indices for own in world.data])
-        return cls(world.setting.seed, world.task, world.training, world.compress, indices, starts)
+        parts = (world.task, world.training, world.compress, world.edge_rules)
+        return cls(world.setting.seed, *parts, indices, starts)
 
     def data(self, device: int) -> DeviceData:
         """What one device holds."""
@@ -138,16 +145,28 @@ class DeviceWorker:
         States may be in shared memory that is read-only: they are not changed.
         """
         begin = time.thread_time()
-        answers = [
-            device_update(
-                order.with_model(models[order.model]),
-                self._context.data(order.device),
-                state,
-                self._workspace,
-            )
-            for order, state in zip(orders, states, strict=True)
-        ]
+        answers = list(self._train(orders, states, models))
         return time.thread_time() - begin, answers
+
+    def clusters(
+        self,
+        orders: Sequence[Order[int]],
+        states: Sequence[DeviceState],
+        update: EdgeUpdate,
+        model: FlatModel,
+    ) -> tuple[float, ClusterResult]:
+        """Local training of a cluster's devices, its next edge model, and the CPU seconds that both took."""
+        begin = time.thread_time()
+        answers = self._train(orders, states, [model])
+        result = run_cluster(model, answers, update, self._context.edge_rules)
+        return time.thread_time() - begin, result
+
+    def _train(
+        self, orders: Sequence[Order[int]], states: Sequence[DeviceState], models: Sequence[FlatModel]
+    ) -> Iterator[JobResult]:
+        for order, state in zip(orders, states, strict=True):
+            whole, data = order.with_model(models[order.model]), self._context.data(order.device)
+            yield device_update(whole, data, state, self._workspace)
 
     def evaluations(self, samples: int, *models: FlatModel) -> list[Evaluation]:
         """The models on the test set."""
@@ -413,8 +432,9 @@ class RayExecutor:
         training = world.training
         algorithm = find_algorithm(training)
         kept = algorithm.list_kept(keep=training.local.momentum_state == "keep")
-        vectors = 1 + len(kept) + training.error_feedback + len(world.new_device.memory)
-        self._most = largest_group(world.start.parameters.numel(), vectors)
+        vectors = len(kept) + training.error_feedback + len(world.new_device.memory)
+        self._keeps_vectors = vectors > 0
+        self._most = largest_group(world.start.parameters.numel(), 1 + vectors)
         with ExitStack() as stack:
             stack.enter_context(connect(address, parameters.workers))
             send_tensors_as_arrays()
@@ -455,6 +475,20 @@ class RayExecutor:
             for report, state in answers:
                 yield report, _copy_state(state)
 
+    def can_run_clusters(self, sizes: Sequence[int]) -> bool:
+        """See `ClusterExecutor`."""
+        return not self._keeps_vectors and is_even(sizes, len(self._pool))
+
+    def run_clusters(self, jobs: Sequence[ClusterJob]) -> Iterator[ClusterResult]:
+        """See `ClusterExecutor`."""
+        self._store([order.model for each in jobs for order, _ in each.jobs[:1]])
+        for seconds, result in self._pool.map("clusters", map(self._cluster_arguments, jobs)):
+            self.busy_seconds += seconds
+            model = result.model
+            # Copied for the same reason as states, see `_copy_state`.
+            own = FlatModel(*(each.clone() for each in (model.parameters, model.buffers, model.memory)))
+            yield result._replace(model=own)
+
     def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
         """See `Executor`."""
         self._store(models)
@@ -481,6 +515,10 @@ class RayExecutor:
     def _update_arguments(self, group: Sequence[Job]) -> Arguments:
         orders, *models = self._estimate_arguments([order for order, _ in group])
         return orders, [state for _, state in group], *models
+
+    def _cluster_arguments(self, job: ClusterJob) -> Arguments:
+        orders, states, model = self._update_arguments(job.jobs)
+        return orders, states, job.update, model
 
 
 def _put(value: object) -> Any:  # noqa: ANN401 — Ray's reference

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from cfel.control.setting import Setting
 from cfel.errors import DivergedError
 from cfel.learning.device import return_update
 from cfel.learning.device_messages import DeviceReport, DeviceState
-from cfel.learning.edge import gossip_mix, mean_model, update_edge_model
+from cfel.learning.edge import gossip_mix, mean_model
 from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import refresh_estimates
@@ -32,7 +32,6 @@ from cfel.rounds.kernel import (
     charge_gossip,
     close_global_round,
     compute_outcome,
-    device_weights,
     ends_at_budget,
     find_late,
     find_used,
@@ -54,6 +53,7 @@ from cfel.rounds.records import (
 from cfel.simulation.buffered import find_busy, run_buffered, work_during_gossip
 from cfel.simulation.executors import Executor, Job, JobResult
 from cfel.simulation.state import EdgeRoundOrders, RoundOutcome, RunState, enter_round
+from cfel.simulation.whole_clusters import ClusterExecutor, group_by_cluster, plan_edge_update, run_clusters
 from cfel.system.conditions import Conditions
 from cfel.world import World
 
@@ -138,7 +138,7 @@ def run_edge_round(
         observation = observe(setting, control, edge_round, conditions, estimates)
         control = note_influence(setting, control, known, conditions.available)
         plan, control = plan_edge_round(setting, control, observation)
-        conditions, used = plan.leave_out(conditions), find_used(world.training.local, observation)
+        conditions, used = plan.leave_out(conditions), find_used(setting.schedule_by, observation)
         rate = world.training.local.find_rate(used)
         orders = EdgeRoundOrders(
             number=control.rounds_done * setting.rounds.edge_rounds + edge_round,
@@ -214,6 +214,10 @@ def run_synchronous(
 ) -> tuple[RunState, EdgeRoundOutcome]:
     """Trains all devices; each edge server aggregates reports as they come in. Control is charged later."""
     setting, models, devices = world.setting, list(state.models), list(state.devices)
+    groups, waits = group_by_cluster(world, orders), setting.scheme.deadline_seconds == np.inf
+    sizes = [len(jobs) for _, jobs in groups]
+    if waits and isinstance(executor, ClusterExecutor) and executor.can_run_clusters(sizes):
+        return run_clusters(world, executor, state, orders, groups)
     work: list[DeviceWork] = []
 
     def note(answer: JobResult) -> DeviceReport:
@@ -223,13 +227,10 @@ def run_synchronous(
         return report
 
     answers = executor.run_updates(orders.jobs)
-    # Jobs are sorted by cluster.
-    for cluster, members in groupby(
-        (order.device for order, _ in orders.jobs), setting.fleet.cluster.__getitem__
-    ):
-        numbers = list(members)
+    for cluster, jobs in groups:
+        numbers = [order.device for order, _ in jobs]
         reports: Iterable[DeviceReport] = map(note, islice(answers, len(numbers)))
-        if setting.scheme.deadline_seconds < np.inf:
+        if not waits:
             # Who is late is known only when all have ended their steps, so reports are kept until then.
             done = list(reports)
             late = find_late(setting, orders.conditions, orders.plan, work[len(work) - len(done) :])
@@ -237,15 +238,8 @@ def run_synchronous(
                 devices[report.device] = return_update(devices[report.device], report.update)
             reports = [each for each in done if each.device not in late]
             numbers = [n for n in numbers if n not in late]
-        models[cluster] = update_edge_model(
-            models[cluster],
-            reports,
-            device_weights(setting, orders.plan, {n: world.data[n].samples for n in numbers}),
-            world.edge_rules,
-            share=len(numbers) / int(setting.fleet.sizes[cluster]),
-            rate=world.training.local.learning_rate * world.training.local.find_rate(orders.used),
-            used=orders.used,
-        )
+        update = plan_edge_update(world, orders, cluster, numbers)
+        models[cluster] = update.apply(models[cluster], reports, world.edge_rules)
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     # Sums run by device, whichever cluster it is in.
     work.sort(key=lambda each: each.device)

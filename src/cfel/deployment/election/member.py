@@ -58,7 +58,8 @@ OnFault = Callable[[int, str], None]
 def scale_timing(seconds: float) -> Timing:
     """The election's waits, in proportion to the silence after which a coordinator counts as dead."""
     return Timing(
-        heartbeat_seconds=seconds / 7,
+        # A third or so of the silence that ends a term: two may be lost, and each costs CPU on both sides.
+        heartbeat_seconds=seconds * 2 / 7,
         contact_seconds=seconds * 6 / 7,
         timeout_seconds=(seconds, seconds * 11 / 7),
         retry_seconds=(seconds / 7, seconds * 4 / 7),
@@ -121,6 +122,16 @@ class Member:
         if vote.term < self._least_term:
             vote = Vote(self._least_term, electorate.member)
         return rules.start(electorate, vote, _now(), self._host.random.random())
+
+    def change_members(self, members: tuple[int, ...], changes: int) -> None:
+        """Who votes from now on."""
+        before = self.state.electorate
+        if changes == before.changes:
+            return
+        electorate = Electorate(before.member, members, before.timing, changes)
+        _LOG.info("edge servers with a vote: %s", ", ".join(map(str, members)))
+        self.state = rules.change_members(self.state, electorate, _now(), self._host.random.random())
+        self._woken.set()
 
     @property
     def problem(self) -> str:

@@ -119,14 +119,19 @@ def named_tensors(model: FlatModel, flat: FlatModule) -> dict[str, Tensor]:
 
 def save_model(path: Path, model: FlatModel, flat: FlatModule, form: ModelForm | None = None) -> None:
     """Writes a model to a safetensors file, which appears only when it is complete."""
-    metadata = {"format": "pt"} | ({} if form is None else {_METADATA: msgspec.json.encode(form).decode()})
     try:
         with replacing(path) as temporary:
-            temporary.write_bytes(_sort_metadata(save(named_tensors(model, flat), metadata)))
+            temporary.write_bytes(encode_model(model, flat, form))
     except StorageError as error:
         raise InputError(str(error)) from error
     except SafetensorError as error:
         raise InputError(f"cannot write {path}: {error}") from error
+
+
+def encode_model(model: FlatModel, flat: FlatModule, form: ModelForm | None = None) -> bytes:
+    """The content of a model's file."""
+    metadata = {"format": "pt"} | ({} if form is None else {_METADATA: msgspec.json.encode(form).decode()})
+    return _sort_metadata(save(named_tensors(model, flat), metadata))
 
 
 def _sort_metadata(content: bytes) -> bytes:

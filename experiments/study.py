@@ -711,8 +711,10 @@ def tabulate_full(out: Path, target: float) -> tuple[dict[str, Any], str]:
     document = {row: [asdict(found[seed]) for seed in sorted(found)] for row, found in rows.items()}
     rows["cef"] = _cross_all(printed, target)
     cells = [_compare_full(row, found, rows) for row, found in rows.items() if found]
-    headings = ("Row", "Seeds", "Time", "Energy", "Backhaul", "Gain over CEF: time", "energy")
-    headings += ("Gain of HCEF+ over the row: time", "energy", "energy with the backhaul")
+    headings = (
+        *("Row", "Seeds", "Time", "Energy", "Backhaul", "Gain over CEF: time", "energy"),
+        *("Gain of HCEF+ over the row: time", "energy", "energy with the backhaul"),
+    )
     return {"item": "full", "target": target, "rows": document}, format_rows(headings, cells)
 
 

@@ -206,7 +206,7 @@ class Coordinator:
         # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
         plan, control = await self._host.compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
-        used = find_used(self._world.training.local, observation)
+        used = find_used(setting.schedule_by, observation)
         asked = tuple(plan.leave_out(conditions).available.tolist())
         return replace(state, plan=plan, control=control, available=asked, used=used)
 

@@ -18,6 +18,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {
         "the round loop compared with a bare PyTorch loop",
         ("mlp", "small_cnn", "resnet20", "leaf_cnn"),
     ),
+    "coding": ("size and speed of updates with few bits per value", ()),
     "scaleout": ("the Ray engine compared with threads", ()),
     "deployment": ("overhead and memory of real processes", ("overhead", "memory", "flat")),
     "resilience": ("what faults cost a federation", ("slow_link", "gone", "coordinator")),

@@ -29,6 +29,10 @@ TABLES = [
     ("learning", "learning-cifar10", (0.4,)),
     ("under-budgets", "under-budgets-cifar10", (0.4,)),
     ("under-budgets", "under-budgets-femnist", (0.72,)),
+    ("front", "front-tenfold-femnist", (0.72,)),
+    ("front", "front-tenfold-cifar10", (0.5,)),
+    ("front", "front-femnist", (0.72,)),
+    ("front", "front-cifar10", (0.5,)),
     ("full", "full-femnist", (0.75,)),
     ("tuned", ".", ()),
 ]

@@ -139,7 +139,7 @@ def run_edge_round(
         observation = _observe(setting, state, edge_round, conditions)
         control = note_influence(setting, control, state.estimates, conditions.available)
         plan, control = plan_edge_round(setting, control, observation)
-        conditions, used = plan.leave_out(conditions), find_used(world.training.local, observation)
+        conditions, used = plan.leave_out(conditions), find_used(setting.schedule_by, observation)
         rate = world.training.local.find_rate(used)
         orders = EdgeRoundOrders(
             number=control.rounds_done * setting.rounds.edge_rounds + edge_round,

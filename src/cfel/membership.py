@@ -39,6 +39,8 @@ class FleetChange:
         rounds: global rounds that "extend" adds.
         seconds, joules: what "extend" adds to the budgets.
         address: "host:port" of an edge server that is added; the simulator does not use it.
+        home: edge server that devices which are moved go back to when it returns, if that is asked for.
+        ticket: names the command that asked for it, so that one that is repeated counts once.
     """
 
     round: int
@@ -49,6 +51,8 @@ class FleetChange:
     seconds: float = 0.0
     joules: float = 0.0
     address: str = ""
+    home: int | None = None
+    ticket: str = ""
 
     def __post_init__(self) -> None:
         validation.check_whole("fleet.changes.round", self.round, least=1)
@@ -71,6 +75,8 @@ class FleetChange:
             check(f"fleet.changes.{name}", getattr(self, name), least=0)
         extends = bool(self.rounds or self.seconds or self.joules)
         self._check_given("rounds, seconds or joules", extends, self.what == "extend")
+        if self.home is not None and self.what != "move device":
+            raise InputError(f"fleet.changes.home = {show(self.home)}: belongs to 'move device'")
         if not isinstance(self.address, str) or (self.address and self.what != "add edge"):
             raise InputError(f"fleet.changes.address = {show(self.address)}: belongs to 'add edge'")
 
@@ -106,6 +112,7 @@ class Membership:
         rounds, seconds, joules: what was added.
         is_paused: whether the next global round waits for "resume".
         voter_changes: how often edge servers were added or removed.
+        guests: devices that have failed over to another edge server, each with the one they came from.
     """
 
     edge_of: tuple[int, ...]
@@ -117,6 +124,7 @@ class Membership:
     joules: float = 0.0
     is_paused: bool = False
     voter_changes: int = 0
+    guests: tuple[tuple[int, int], ...] = ()
 
     def list_devices(self, edge: int) -> list[int]:
         """The devices of an edge server."""
@@ -142,6 +150,13 @@ def apply_changes(before: Membership, changes: Iterable[FleetChange]) -> Members
         except InputError as error:
             raise InputError(f"fleet.changes: round {change.round}, {change.describe()}: {error}") from error
     return after
+
+
+def has_left(changes: Iterable[FleetChange], device: int) -> bool:
+    """Whether a device was removed, and not added again."""
+    kinds = ("add device", "remove device")
+    about = [each.what for each in changes if each.what in kinds and device in each.device]
+    return bool(about) and about[-1] == "remove device"
 
 
 def check_changes(changes: Sequence[FleetChange]) -> None:
@@ -173,7 +188,10 @@ def _apply(before: Membership, change: FleetChange) -> Membership:
         case "add device":
             return _add_devices(before, change.device, _check_edge(before, change.edge))
         case "move device":
-            return _move_devices(before, change.device, _check_edge(before, change.edge))
+            after = _move_devices(before, change.device, _check_edge(before, change.edge))
+            home = -1 if change.home is None else change.home
+            guests = dict(before.guests) | dict.fromkeys(change.device, home)
+            return replace(after, guests=tuple((n, back) for n, back in guests.items() if back >= 0))
         case "remove device":
             return _remove_devices(before, change.device)
         case "add edge":

@@ -79,6 +79,16 @@ class World:
         """The world during a global round (from 0), with the setting that holds then."""
         return self if len(self.eras) < 2 else replace(self, setting=self._find_era(global_round).setting)
 
+    def with_settings(self, alter: Callable[[Setting], Setting]) -> "World":
+        """The world with every setting altered, also those of later changes."""
+        change = self.change
+        return replace(
+            self,
+            setting=alter(self.setting),
+            eras=tuple(replace(each, setting=alter(each.setting)) for each in self.eras),
+            change=None if change is None else lambda changes: change(changes).with_settings(alter),
+        )
+
     def membership_at(self, global_round: int) -> Membership:
         """Who belongs to the fleet in a global round (from 0)."""
         return self._find_era(global_round).membership

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from cfel.deployment.device.agent import DeviceAgent
+from cfel.deployment.device.agent import DeviceAgent, add_device
 from cfel.deployment.edge.node import EdgeNode
 from cfel.deployment.election.rules import Heartbeat
 from cfel.deployment.host import Host, make_host
@@ -173,7 +173,7 @@ class Federation:
         agent = DeviceAgent(
             self.world,
             member.number,
-            own_data(self.world, member.number),
+            own_data(add_device(self.world, member.number), member.number),
             self.experiment.deployment,
             RemoteCalls(self._client(member)),
             directory,

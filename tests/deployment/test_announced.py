@@ -13,12 +13,11 @@ from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import Answer, RemoteCalls, Request
 from cfel.deployment.protocol.device_requests import (
-    ExperimentOver,
     ModelRequest,
+    NextAnswer,
     NextModel,
     NextOrder,
     NextRequest,
-    NoOrder,
 )
 from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
@@ -49,9 +48,7 @@ def orders(model: FlatModel, *devices: int) -> dict[int, DeviceOrder]:
     return {n: make_order(WORLD.setting, 0, 0, n, 1.0, 1.0, model) for n in devices}
 
 
-async def news(
-    at: DeviceService, device: int, known: str = ""
-) -> NoOrder | ExperimentOver | NextModel | NextOrder:
+async def news(at: DeviceService, device: int, known: str = "") -> NextAnswer:
     return await asyncio.wait_for(at.next(Identity("device", device), NextRequest(known)), 5)
 
 

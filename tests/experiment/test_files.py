@@ -66,7 +66,8 @@ def test_presets(name: str, rounds: Rounds, alpha: float, size: int, rate: float
     assert found.fleet.conditions == RandomConditions(
         alpha_joules=alpha, bandwidth_megahertz=radios, channel_floor=floor
     )
-    assert (found.count_parameters(), found.local.learning_rate, found.local.momentum) == (size, rate, 0.9)
+    assert found.change({"budget.seconds": 1.0, "budget.joules": 1.0}).build_setting().model_bits == 32 * size
+    assert (found.local.learning_rate, found.local.momentum) == (rate, 0.9)
     assert found.scheme.name == ("hcef_plus" if name == "demo" else "hcef")
     assert found.budget.share_of_cef == 0.6
 

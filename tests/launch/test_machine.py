@@ -71,6 +71,8 @@ def test_a_node_is_set_up_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert set_up(Place(tmp_path / "here"), renewed, {}) == config
     assert key.read_bytes() == renewed.key != setup.key
     assert (config.parent / "state").is_dir()
+    # So is what was set on the machine.
+    assert read_node(config).dashboard == "127.0.0.1:8470"
 
 
 def test_paths_of_the_command_line_start_in_the_current_folder(

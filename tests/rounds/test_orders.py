@@ -42,4 +42,4 @@ def _observe(global_round: int, edge_round: int, ledger: Ledger, budget: Budget)
 )
 def test_the_rate_follows_the_run(by: str, ledger: Ledger, budget: Budget, rate: float) -> None:
     local = LocalParameters(schedule="linear", schedule_by=by)  # type: ignore[arg-type]
-    assert local.find_rate(find_used(local, _observe(4, 1, ledger, budget))) == pytest.approx(rate)
+    assert local.find_rate(find_used(by, _observe(4, 1, ledger, budget))) == pytest.approx(rate)

@@ -172,3 +172,14 @@ def test_a_text_of_ones_own(tmp_path: Path) -> None:
     file.write_text("too short", encoding="utf-8")
     with pytest.raises(InputError, match="9 characters are too few"):
         load_experiment(EXAMPLES / "tiny.toml", changes, ANY_CODE).build_world()
+
+
+def test_few_bits_save_time_on_a_slow_radio() -> None:
+    """One global round of `slow_radio.toml`, where sending takes most of the time."""
+    changes = ["rounds.global=1", "rounds.stop=rounds"]
+    plain, few = (
+        records(load_experiment(EXAMPLES / "slow_radio.toml", [*changes, *more]))[0]
+        for more in ((), ("compression.bits=[4, 8, 16]",))
+    )
+    assert few.seconds < 0.8 * plain.seconds
+    assert few.wire_bytes < plain.wire_bytes

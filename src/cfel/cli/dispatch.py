@@ -80,8 +80,9 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def find_command(name: str) -> ModuleType:
-    """The module of a command; `edge` and `device` are one."""
-    return import_module(f"cfel.cli.{'node' if name in ('edge', 'device') else name}")
+    """The module of a command; `edge` and `device` are one, and so are `fleet` and `extend`."""
+    modules = {"edge": "node", "device": "node", "extend": "fleet"}
+    return import_module(f"cfel.cli.{modules.get(name, name)}")
 
 
 def build_parser(wanted: str) -> argparse.ArgumentParser:

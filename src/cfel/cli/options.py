@@ -36,6 +36,8 @@ SUMMARIES = {
     "join": "make this machine a node of a federation, with a token or an archive",
     "deploy": "write one archive per host for a federation that is set up in advance",
     "certs": "create, renew or revoke the certificates of a federation",
+    "fleet": "add, remove or move devices and edge servers of a running federation; pause it; repeat its run",
+    "extend": "give a running federation more rounds or a larger budget",
     "status": "show the nodes, the coordinator and the costs of a federation",
     "devices": "list device classes, import one from a phone, or convert traces",
     "calibrate": "measure this machine and write it as a device class",

@@ -141,7 +141,7 @@ def _build_table(answers: Answers) -> Table:
 
 def _list_devices(edge: int, status: Status) -> tuple[DeviceStatus, ...]:
     """An edge server's own devices; none in a status without clusters, as before the first round."""
-    return status.clusters[edge].devices if edge < len(status.clusters) else ()
+    return next((each.devices for each in status.clusters if each.cluster == edge), ())
 
 
 def count_devices(answers: Answers) -> str:

@@ -211,6 +211,7 @@ class Observation:
             the layers, where they train the last ones; else `None`.
         deadline_seconds: how long edge servers wait for uploads; a plan that takes longer is not carried out.
         exchange_seconds, exchange_joules: what gossip takes per edge round, on average.
+        rate: the share of the learning rates that schedules leave now.
     """
 
     global_round: int
@@ -233,6 +234,7 @@ class Observation:
     deadline_seconds: float = math.inf
     exchange_seconds: float = 0.0
     exchange_joules: float = 0.0
+    rate: float = 1.0
 
     @property
     def clusters(self) -> int:

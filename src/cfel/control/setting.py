@@ -3,7 +3,7 @@
 Numbers only, no model and no data: a dry run needs nothing else. A `World` adds what is learned.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +17,11 @@ from cfel.system.backhaul import Backhaul, SampledLinks, retarget_backhaul, samp
 from cfel.system.batch_shares import BatchShares
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
+
+
+def keep_rate(_used: float) -> float:
+    """A learning rate that stays the same throughout the run."""
+    return 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +47,8 @@ class Setting:
             the layers, where they train the last ones; None where they leave steps out instead.
         accounting: the costs that the budget counts: "expected" by the plans, or "realised".
         uploads: realised uploads count by the "share" θ that was planned, or by the bits on the "wire".
+        schedule_by: whether schedules of learning rates count "rounds", or what is used of the "budget".
+        find_rate: the share of the learning rates that is left when a share of the run is over.
         metrics: what the task measures, first the metric that a target is about.
     """
 
@@ -62,6 +69,8 @@ class Setting:
     small_batches: BatchShares | None = None
     accounting: str = "expected"
     uploads: str = "share"
+    schedule_by: str = "rounds"
+    find_rate: Callable[[float], float] = keep_rate
     metrics: tuple[Metric, ...] = (ACCURACY,)
 
     @property

@@ -88,5 +88,6 @@ def _make_state(world: World, deployment: DeploymentParameters, devices: int) ->
         control=replace(state.control, spent_joules=numbers, losses=numbers, habits=numbers),
         estimates=(Estimates(_NUMBER, _NUMBER, kept_energy),) * devices,
         finished=(finished,) * world.setting.rounds.edge_rounds,
+        last_used_rounds={2**16 + n: (2**16, 2**8) for n in range(devices)},
         measured=FederationMeasurements(reports, accounts=accounts) if deployment.measures else None,
     )

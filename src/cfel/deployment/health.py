@@ -40,6 +40,15 @@ class PeerContacts:
         # Since when each has been in touch without a break.
         self._there_since = dict.fromkeys(self._heard_at, self._started_at)
 
+    def change_others(self, others: Iterable[int]) -> None:
+        """The other edge servers from now on."""
+        wanted = set(others)
+        for number in wanted - self._heard_at.keys():
+            self._heard_at[number] = None
+            self._answered_at[number] = self._there_since[number] = self._now()
+        for number in self._heard_at.keys() - wanted:
+            del self._heard_at[number], self._answered_at[number], self._there_since[number]
+
     def note(self, node: Identity) -> None:
         """Notes a sign of life."""
         if node.role == "edge" and node.number in self._heard_at:
@@ -83,7 +92,7 @@ class PeerContacts:
 
     def _silence(self, number: int) -> float:
         at = self._heard_at[number]
-        return self._now() - (self._started_at if at is None else at)
+        return self._now() - (max(self._started_at, self._there_since[number]) if at is None else at)
 
     def find_lost(self) -> list[int]:
         """Edge servers that have been silent for long."""
@@ -119,15 +128,24 @@ class DevicePresence:
 
     def __init__(self, devices: tuple[int, ...], gone_seconds: float, now: Callable[[], float]) -> None:
         self._now, self._gone_seconds = now, gone_seconds
+        self._members = frozenset(devices)
         self._open: dict[int, int] = dict.fromkeys(devices, 0)
         self._left_at: dict[int, float] = dict.fromkeys(devices, now())
         self._overlaps: dict[int, deque[float]] = {n: deque(maxlen=DOUBLED_TIMES) for n in devices}
         self._versions: dict[int, str] = {}
         self._back_at: dict[int, float] = dict.fromkeys(devices, now())
 
+    def change_devices(self, devices: Iterable[int]) -> None:
+        """The devices of this edge server from now on."""
+        self._members = frozenset(devices)
+        for device in self._members - self._open.keys():
+            self._open[device] = 0
+            self._left_at[device] = self._back_at[device] = self._now()
+            self._overlaps[device] = deque(maxlen=DOUBLED_TIMES)
+
     def __contains__(self, device: int) -> bool:
         """Whether it is a device of this edge server."""
-        return device in self._open
+        return device in self._members
 
     @contextmanager
     def hold_request(self, device: int, version: str) -> Iterator[None]:
@@ -148,7 +166,7 @@ class DevicePresence:
 
     def list_connected(self) -> list[int]:
         """Devices with an open request."""
-        return [device for device, count in self._open.items() if count]
+        return [device for device, count in self._open.items() if count and device in self._members]
 
     def back_at(self, device: int) -> float:
         """When it was last back after an absence: what it was doing then, it may have to begin again."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cfel.deployment.device.agent import DeviceAgent
+from cfel.deployment.device.agent import DeviceAgent, add_device
 from cfel.deployment.edge.node import EdgeNode, ServeStatus
 from cfel.deployment.fleet_limit import check_fleet_size
 from cfel.deployment.host import make_host
@@ -20,7 +20,7 @@ from cfel.deployment.measurement.energy_counters import EnergyCounter, find_coun
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size
 from cfel.deployment.protocol.calls import RemoteCalls
-from cfel.deployment.protocol.edge_requests import TRANSFER_METHODS, StatusRequest
+from cfel.deployment.protocol.edge_requests import TRANSFER_METHODS, ChangeRequest, StatusRequest
 from cfel.deployment.protocol.grpc_transport import (
     GrpcClient,
     GrpcServer,
@@ -31,12 +31,15 @@ from cfel.deployment.protocol.grpc_transport import (
 from cfel.deployment.security.credentials import CredentialFiles, Credentials, watch_expiry
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
-from cfel.errors import DeploymentError, InputError
+from cfel.errors import DeploymentError, InputError, UnreachableError
 from cfel.learning.task import DeviceData
+from cfel.membership import FleetChange
 from cfel.status import Status
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
+_CHANGE_SECONDS = 10.0
+_ASK_AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,7 @@ async def run_edge(
 ) -> None:
     """Runs an edge server until the experiment is over or the task is cancelled."""
     number, clusters = node.identity.number, world.setting.fleet.clusters
-    if number >= clusters:
-        raise InputError(f"{node.identity}: the experiment has edge servers 0 to {clusters - 1}")
-    _check_addresses(node, clusters)
+    _check_addresses(node, max(clusters, number + 1))
     check_fleet_size(world, deployment)
     credentials = CredentialFiles(node.certificates, node.identity)
     client = GrpcClient(
@@ -90,7 +91,7 @@ async def run_edge(
         TRANSFER_METHODS,
     )
     calls = RemoteCalls(client, experiment_check.parts)
-    edge = EdgeNode(world, deployment, number, node.directory, calls, make_host(), credentials)
+    edge = EdgeNode(world, deployment, number, node.directory, calls, make_host(), credentials, client.reach)
     endpoints = experiment_check.check_endpoints(edge.endpoints.values())
     listener = GrpcServer(credentials, endpoints, edge.on_rejection, deployment)
     port = await listener.start(node.listen or node.addresses[number])
@@ -104,10 +105,9 @@ async def run_edge(
 
 
 def _check_addresses(node: Node, clusters: int) -> None:
-    if len(node.addresses) != clusters:
+    if len(node.addresses) < clusters:
         raise InputError(
-            f"{node.identity}: addresses has {len(node.addresses)} entries, the experiment {clusters} edge "
-            "servers"
+            f"{node.identity}: addresses has {len(node.addresses)} entries, there are {clusters} edge servers"
         )
 
 
@@ -128,10 +128,7 @@ async def run_device(
         data: its own samples; None for its part of the experiment's.
     """
     number = node.identity.number
-    if number >= world.setting.fleet.devices:
-        raise InputError(
-            f"{node.identity}: the experiment has devices 0 to {world.setting.fleet.devices - 1}"
-        )
+    world = add_device(world, number)
     _check_addresses(node, world.setting.fleet.clusters)
     data = data or own_data(world, number)
     credentials, kept = CredentialFiles(node.certificates, node.identity), device_connections(deployment)
@@ -142,7 +139,10 @@ async def run_device(
     host = make_host()
     try:
         with host.disk.reserve(node.directory):
-            agent = DeviceAgent(world, number, data, deployment, calls, node.directory, host, counter)
+            homes = range(len(node.addresses))
+            agent = DeviceAgent(
+                world, number, data, deployment, calls, node.directory, host, counter, homes, client.reach
+            )
             async with watch_expiry(lambda: credentials.validity):
                 await agent.run()
     finally:
@@ -165,6 +165,36 @@ async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str
         edges = list(node.peers())
         answers = await asyncio.gather(*(ask(edge) for edge in edges))
         return {edge.number: answer for edge, answer in zip(edges, answers, strict=True)}
+    finally:
+        await client.close()
+
+
+async def ask_for_change(node: Node, change: FleetChange, seconds: float) -> int:
+    """Asks for a change until it holds; returns the first global round that it holds for.
+
+    The same edge server is not always there, and a coordinator that dies forgets what waits for the end of
+    its round. The change's ticket makes it count once, however often it is asked for.
+
+    Raises:
+        RejectedError: it is not possible.
+        UnreachableError: no edge server could say within `seconds` that it holds.
+    """
+    client = GrpcClient(Credentials.read(node.certificates, node.identity), node.peers(), 0)
+    calls, clock = RemoteCalls(client), asyncio.get_running_loop().time
+    deadline, problem = clock() + seconds, "the present round has not ended"
+    try:
+        while clock() < deadline:
+            for edge in node.peers():
+                try:
+                    answer = await calls.call(edge, ChangeRequest(change), _CHANGE_SECONDS)
+                except UnreachableError as error:
+                    problem = str(error)
+                    continue
+                if answer.round:
+                    return answer.round
+                break
+            await asyncio.sleep(_ASK_AGAIN_SECONDS)
+        raise UnreachableError(f"{change.describe()} does not hold yet after {seconds:g} s: {problem}")
     finally:
         await client.close()
 

@@ -12,6 +12,7 @@ CHUNK_BYTES = 1024 * 1024
 """Bodies travel in pieces of this size, so that memory stays flat and a slow peer slows nobody else."""
 
 CONDITIONS = ("model", "measured")
+FAIL_OVERS = ("stay", "return", "never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class DeploymentParameters:
             the missing devices take much longer than they used to.
         gone_seconds: nobody waits for a device that has been disconnected for this long, or for an edge
             server that has been silent for it.
+        fail_over: what devices do whose edge server has been silent for `gone_seconds`: they "stay" with
+            another one that takes them over, "return" when theirs is back, or "never" leave it.
         gossip_seconds: an edge server that misses a gossip step by this much is left out of it.
         election_seconds: silence after which the coordinator counts as dead; other waits follow it. Raise it
             where processes far outnumber cores.
@@ -57,6 +60,7 @@ class DeploymentParameters:
     join_seconds: float = 120.0
     round_seconds: float = 120.0
     gone_seconds: float = 10.0
+    fail_over: str = "stay"
     gossip_seconds: float = 30.0
     election_seconds: float = 0.7
     time_scale: float = 0.0
@@ -79,6 +83,8 @@ class DeploymentParameters:
     def __post_init__(self) -> None:
         if self.conditions not in CONDITIONS:
             raise InputError(unknown_name("deployment.conditions", self.conditions, CONDITIONS))
+        if self.fail_over not in FAIL_OVERS:
+            raise InputError(unknown_name("deployment.fail_over", self.fail_over, FAIL_OVERS))
         waits = ("join_seconds", "round_seconds", "gossip_seconds", "election_seconds", "certificate_hours")
         rates = ("receive_seconds", "least_bytes_per_second", "calls_per_second")
         connections = ("keepalive_seconds", "keepalive_timeout_seconds")

@@ -294,14 +294,16 @@ class Experiment:
             work_per_step=parts.algorithm.gradients,
             small_batches=shares.get(parts.training.local.steps),
             accounting=self.simulation.accounting,
+            schedule_by=self.local.schedule_by,
+            find_rate=self.find_rate,
             # A share θ of a full upload may be more than all entries with the bits that devices choose.
             uploads="wire" if isinstance(parts.compress, TopKInBits) else self.simulation.uploads,
             upload_share=find_upload_share(parts.compress, parameters),
         )
 
-    def count_parameters(self) -> int:
-        """Counts the trained parameters that devices share, unless the file states their number."""
-        return self.model.parameters or self._measure_model().parameters
+    def find_rate(self, used: float) -> float:
+        """The share of the rates of devices and edge servers that is left when a share of the run is over."""
+        return self.local.find_rate(used) * self.aggregation.find_rate(used)
 
     def _measure_model(self) -> SharedPart:
         # The shape of a built-in data set is known, so that planning works before its files are there.

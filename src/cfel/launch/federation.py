@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cfel.deployment.coordinator.changes import adopt_records
 from cfel.deployment.edge.storage import EdgeDisk
 from cfel.deployment.fleet_limit import check_fleet_size
 from cfel.deployment.host import RealDisk
@@ -166,20 +167,22 @@ class LogMerger:
     def __init__(
         self, out: Path, writer: RunWriter, world: World, on_round: Callable[[RoundRecord], None]
     ) -> None:
-        self._writer, self._setting, self._on_round = writer, world.setting, on_round
+        self._writer, self._world, self._on_round = writer, world, on_round
         self._nodes = [out / "nodes" / f"edge-{i}" for i in range(world.setting.fleet.clusters)]
         self._logs = [LogReader(node / "rounds.jsonl") for node in self._nodes]
         # Rounds that an edge server has logged and the run directory has not.
         self._found: dict[int, RoundRecord] = {}
-        self._last: RoundRecord | None = next(reversed(RunDirectory.open(out).records()), None)
+        records = RunDirectory.open(out).records()
+        self._world = adopt_records(world, records)
+        self._last: RoundRecord | None = next(reversed(records), None)
 
     @property
     def is_over(self) -> bool:
         """Whether the last round of the run is in its log."""
-        setting = self._setting
-        return self._last is not None and is_over(
-            setting.rounds, setting.budget, setting.metrics[0], self._last
-        )
+        if self._last is None:
+            return False
+        setting = self._world.at(self._last.round).setting
+        return is_over(setting.rounds, setting.budget, setting.metrics[0], self._last)
 
     def merge(self) -> None:
         """Adds what the edge servers have logged since the last call."""
@@ -199,6 +202,7 @@ class LogMerger:
         self._writer.append(record, read_plan(tables[0], record.round) if tables else None)
         # Only now: the disk may have been full, and the round is to be appended later.
         self._last = self._found.pop(record.round)
+        self._world = adopt_records(self._world, [record])
         self._on_round(record)
 
 

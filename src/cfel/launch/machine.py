@@ -134,8 +134,10 @@ def set_up(place: Place, setup: NodeSetup, changes: Mapping[str, str]) -> Path:
     state = Path("state") if place.states is None else place.states / name
     node = Node(setup.identity, setup.kit.addresses, state, Path("certificates"))
     config = folder / f"{name}.toml"
-    write_node(config, NodeFile(node, Path("experiment.toml")))
-    _change_configuration(config, changes)
+    # A node that joins again, for a new certificate, keeps what was set on its machine.
+    if not config.exists():
+        write_node(config, NodeFile(node, Path("experiment.toml")))
+    _change_configuration(config, {"addresses": list(setup.kit.addresses), **changes})
     unit = (place.units or folder) / f"cfel-{name}.service"
     replace_file(unit, write_unit(setup.identity, config).encode())
     if place.is_service:
@@ -173,19 +175,15 @@ def _write_files(folder: Path, setup: NodeSetup) -> None:
         replace_file(certificates / REVOKED, setup.kit.revoked, private=True)
 
 
-def _change_configuration(config: Path, changes: Mapping[str, str]) -> None:
+def _change_configuration(config: Path, changes: Mapping[str, Any]) -> None:
     table = tomllib.loads(config.read_text(encoding="utf-8"))
-    for key, text in changes.items():
-        value: Any = _parse_value(text)
+    for key, given in changes.items():
+        value: Any = {"true": True, "false": False}.get(given, given) if isinstance(given, str) else given
         if key in _PATH_KEYS:
             value = [str(Path(value).absolute())] if key == "import_from" else str(Path(value).absolute())
         table[key] = value
     replace_file(config, tomli_w.dumps(table).encode(), private=True)
     read_node(config)
-
-
-def _parse_value(text: str) -> Any:  # noqa: ANN401 — any value of a TOML document
-    return {"true": True, "false": False}.get(text, text)
 
 
 def _hand_over(folder: Path, name: str) -> None:

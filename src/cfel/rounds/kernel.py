@@ -36,7 +36,6 @@ from cfel.cost import (
     realised_seconds,
 )
 from cfel.learning.device_messages import DeviceOrder, Order
-from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.metric import Metric
 from cfel.runlog import RoundRecord
@@ -156,7 +155,7 @@ def observe(
     """What the scheme sees at the start of an edge round (r, from 0)."""
     battery = setting.fleet.battery_joules
     exchanges = setting.scheme.gossip.count_exchanges(edge_round, setting.rounds.edge_rounds)
-    return Observation(
+    seen = Observation(
         global_round=control.rounds_done,
         edge_round=edge_round,
         rounds=setting.rounds,
@@ -176,6 +175,7 @@ def observe(
         exchange_seconds=float(setting.exchange_seconds.max()) * setting.exchanges_per_edge_round,
         exchange_joules=setting.compute_backhaul_joules(control.rounds_done) / setting.rounds.edge_rounds,
     )
+    return replace(seen, rate=setting.find_rate(find_used(setting.schedule_by, seen)))
 
 
 def plan_edge_round(
@@ -356,10 +356,10 @@ def make_order(
     )
 
 
-def find_used(local: LocalParameters, observation: Observation) -> float:
+def find_used(schedule_by: str, observation: Observation) -> float:
     """The share of the run that is over, in [0, 1], as schedules of learning rates count it."""
     rounds = observation.rounds
-    if local.schedule_by == "rounds":
+    if schedule_by == "rounds":
         done = observation.global_round * rounds.edge_rounds + observation.edge_round
         return done / (rounds.global_rounds * rounds.edge_rounds)
     ledger, budget = observation.ledger, observation.budget

@@ -259,18 +259,16 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
-    def submit(self, checkpoint: Checkpoint, *, copy: bool = True) -> None:
+    def submit(self, checkpoint: Checkpoint) -> None:
         """Starts a write and returns; waits first for the previous write to end.
 
-        Copies the tensors first (about 0.3 s per GB), so that training may change them in place; without a
-        copy the caller must not change them before `wait` returns.
+        The tensors are copied first (about 0.3 s per GB), so that training may change them in place.
 
         Raises:
             StorageError: the previous write failed; this one was not started.
         """
         self.wait()
-        snapshot = checkpoint.copy() if copy else checkpoint
-        self._pending = self._thread.submit(write_checkpoint, self._directory, snapshot)
+        self._pending = self._thread.submit(write_checkpoint, self._directory, checkpoint.copy())
 
     def wait(self) -> None:
         """Returns when nothing is in flight.

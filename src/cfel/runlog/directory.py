@@ -388,11 +388,11 @@ class RunWriter:
             write_plan(self.path, plan)
         self._log.append(record)
 
-    def save_checkpoint(self, checkpoint: Checkpoint, *, copy: bool = True) -> None:
+    def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Starts writing a checkpoint of the last logged round (see `CheckpointWriter.submit`)."""
         if checkpoint.round != self.last_round:
             raise InputError(f"checkpoint.round: {checkpoint.round}, but the log ends with {self.last_round}")
-        self._checkpoints.submit(checkpoint, copy=copy)
+        self._checkpoints.submit(checkpoint)
 
     def wait(self) -> None:
         """Returns when no checkpoint is in flight; raises if the last one failed."""

@@ -235,3 +235,10 @@ def test_slow_devices_are_waited_for_every_tenth_edge_round() -> None:
     """The tenth edge round is number 9; a device that is more than ten times slower is left out even then."""
     assert (plan(with_slow_device(9.0, number=9)).rho > 0).all()
     assert plan(with_slow_device(11.0, number=9)).rho[0] == 0.0
+
+
+def test_batches_shrink_with_the_learning_rate() -> None:
+    """A quarter of the rate does as much harm with a quarter of the samples."""
+    seen = replace(observation(share=2.0), sigma2=np.full(DEVICES, 1.6), g2=np.ones(DEVICES))
+    first, later = (plan_batches(replace(seen, rate=rate), local_steps=2) for rate in (1.0, 0.25))
+    assert count_samples(later).mean() < 0.5 * count_samples(first).mean()

@@ -30,7 +30,7 @@ class Edges:
 
 def command(failures: dict[int, Exception], *, leads: bool = True) -> tuple[list[int], set[int]]:
     """Who answered, and who is missing from then on."""
-    calls = TermCalls(3, 3, Edges(failures), lambda: leads, 0.0)
+    calls = TermCalls(3, range(3), Edges(failures), lambda: leads, 0.0)
     return sorted(asyncio.run(calls.command(COMMAND, 0.0))), calls.missing
 
 
@@ -41,7 +41,7 @@ def test_one_edge_server_that_calls_the_term_stale_is_missing_while_the_election
 
 def test_a_stale_term_ends_the_work_once_the_election_says_so() -> None:
     leading = iter([True] * 3)
-    calls = TermCalls(3, 3, Edges({1: StaleTermError("stale")}), lambda: next(leading, False), 0.0)
+    calls = TermCalls(3, range(3), Edges({1: StaleTermError("stale")}), lambda: next(leading, False), 0.0)
     with pytest.raises(DeposedError, match="term 3 is over"):
         asyncio.run(calls.command(COMMAND, 60.0))
 
@@ -83,7 +83,7 @@ def test_a_deposed_coordinator_leaves_no_call_behind() -> None:
 
     async def play() -> None:
         leading = iter([True] * 3)
-        calls = TermCalls(3, 3, Busy(), lambda: next(leading, False), 0.0)
+        calls = TermCalls(3, range(3), Busy(), lambda: next(leading, False), 0.0)
         with pytest.raises(DeposedError):
             await calls.command(COMMAND, 60.0)
         assert at_work == set()

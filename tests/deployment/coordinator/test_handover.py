@@ -53,7 +53,7 @@ def hand_over(*answers: NewestAnswer | None, gone: tuple[int, ...] = ()) -> Hand
     """What the coordinator of three edge servers takes over within a minute; None if it keeps asking."""
 
     async def play() -> Handover | None:
-        edges = TermCalls(9, 3, Edges(answers), lambda: True, 0.0, lambda i: i in gone)
+        edges = TermCalls(9, range(3), Edges(answers), lambda: True, 0.0, lambda i: i in gone)
         try:
             async with asyncio.timeout(60):
                 return await take_over(edges, WORLD, DeploymentParameters(join_seconds=30.0), 0.0)

@@ -128,7 +128,7 @@ async def deliver(member: Member, caller: int, message: dict[str, object]) -> No
         (1, {"type": "Heartbeat", "term": 1.5, "sent_at": 0.0}, "message.term = 1.5"),
         (1, {"type": "Heartbeat", "term": 2**60, "sent_at": 0.0}, "message.term"),
         (1, {"type": "Heartbeat", "term": 1, "sent_at": float("nan")}, "sent_at = nan"),
-        (9, {"type": "Heartbeat", "term": 1, "sent_at": 0.0}, "sender: 9 is not another member"),
+        (0, {"type": "Heartbeat", "term": 1, "sent_at": 0.0}, "sender: 0 is this member itself"),
     ],
 )
 def test_what_is_no_message_of_an_election_is_rejected(

@@ -18,6 +18,7 @@ from cfel.deployment.election.rules import (
     Vote,
     VoteReply,
     VoteRequest,
+    change_members,
     is_leading,
     next_tick_at,
     start,
@@ -194,12 +195,38 @@ def test_a_single_member_elects_itself() -> None:
     assert is_leading(state, 1e9)
 
 
-def test_messages_of_unknown_members_and_bad_settings_are_rejected() -> None:
-    for sender in (0, 7):
-        with pytest.raises(InputError, match=f"sender: {sender}"):
-            step(member(), Received(sender, Heartbeat(1, 0.0)), 10.0, 0.5)
-    with pytest.raises(InputError, match="member: 4"):
-        Electorate(4, (0, 1), TIMING)
+def test_a_leader_that_joined_while_a_member_was_away_is_followed() -> None:
+    """Its heartbeat is proof enough: the member hears of the change of the electorate later."""
+    after, _ = step(member(), Received(7, Heartbeat(1, 0.0)), 10.0, 0.5)
+    assert after.leader == 7
+
+
+def test_a_candidate_that_knows_of_fewer_changes_gets_no_vote() -> None:
+    """It may count on a majority that is none any more."""
+    voter = change_members(member(), Electorate(0, (0, 1, 2, 3), TIMING, changes=1), 0.0, 0.5)
+    for changes, granted in ((0, False), (1, True)):
+        _, actions = step(
+            voter, Received(1, VoteRequest(1, 9.0, preliminary=True, changes=changes)), 30.0, 0.5
+        )
+        (reply,) = [each.message for each in actions if isinstance(each, Send)]
+        assert isinstance(reply, VoteReply)
+        assert reply.granted is granted
+
+
+def test_one_without_a_vote_neither_votes_nor_asks() -> None:
+    """As before it joins: it only waits for a leader."""
+    outside = start(Electorate(4, (0, 1), TIMING), Vote(), 0.0, 0.5)
+    after, actions = step(outside, Tick(), 100.0, 0.5)
+    assert not actions
+    _, actions = step(after, Received(1, VoteRequest(1, 9.0, preliminary=False)), 200.0, 0.5)
+    (reply,) = [each.message for each in actions if isinstance(each, Send)]
+    assert isinstance(reply, VoteReply)
+    assert not reply.granted
+
+
+def test_messages_of_itself_and_bad_settings_are_rejected() -> None:
+    with pytest.raises(InputError, match="sender: 0"):
+        step(member(), Received(0, Heartbeat(1, 0.0)), 10.0, 0.5)
     with pytest.raises(InputError, match="increase"):
         Electorate(0, (0, 0, 1), TIMING)
     with pytest.raises(InputError, match="contact_seconds"):

@@ -10,13 +10,17 @@ import sys
 import tarfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 import pytest
 
 from cfel.deployment.edge.monitor import PeerMonitor
+from cfel.deployment.election import rules
+from cfel.deployment.election.member import Member
+from cfel.deployment.election.rules import Electorate, Timing
 from cfel.deployment.protocol import grpc_transport
 from cfel.deployment.protocol.grpc_transport import SERVICE, GrpcClient
 from cfel.deployment.protocol.messages import (
@@ -142,7 +146,9 @@ def test_an_edge_server_ends_if_those_it_needs_refuse_its_version(
 ) -> None:
     """Of 1 + `others`: without those who refuse it, there is no majority left."""
     monitor = object.__new__(PeerMonitor)
-    monitor._others = tuple(range(1, others + 1))
+    electorate = Electorate(0, tuple(range(others + 1)), Timing())
+    state = rules.start(electorate, rules.Vote(), 0.0, 0.0)
+    monitor._member = cast(Member, SimpleNamespace(state=state))
     monitor._other_versions = set(range(1, refused_by + 1))
     monitor._rejections = dict.fromkeys(monitor._other_versions, "protocol version 9")
     if ends:

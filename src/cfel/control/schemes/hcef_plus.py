@@ -154,7 +154,8 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
             )
         if shares is None:
             return planner.plan_steps().plan, state
-        noise = _compare_to_gradient(state["sigma2"], state["g2"])
+        # What noise does to a model is proportional to the learning rate.
+        noise = observation.rate * _compare_to_gradient(state["sigma2"], state["g2"])
         tried = [
             each.plan_batches(shares, k, noise)
             for k in _list_counts(options, observation, state)

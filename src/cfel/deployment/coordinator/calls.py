@@ -8,7 +8,7 @@ instead of its own, as in Paxos with the term as ballot.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cfel.deployment.coordinator.state import CoordinatorState, Position, initial_coordinator_state
@@ -39,7 +39,7 @@ class TermCalls:
     """Calls to edge servers in the name of one term.
 
     Args:
-        clusters: how many edge servers there are.
+        members: numbers of the edge servers that belong to the fleet; `enter_round` changes them.
         is_leading: whether the caller may still act.
         grace_seconds: what an edge server may itself wait for others, beyond any deadline.
         is_gone: whether an edge server has been silent for too long to wait for it.
@@ -51,26 +51,30 @@ class TermCalls:
     def __init__(
         self,
         term: int,
-        clusters: int,
+        members: Sequence[int],
         calls: Calls,
         is_leading: Callable[[], bool],
         grace_seconds: float,
         is_gone: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self._is_gone = is_gone
-        self.term, self.clusters, self._calls, self._is_leading = term, clusters, calls, is_leading
-        self._edges, self._grace_seconds = range(clusters), grace_seconds
+        self.term, self._calls, self._is_leading = term, calls, is_leading
+        self.members, self._grace_seconds = tuple(members), grace_seconds
         self.missing: set[int] = set()
         # Those whose silence has been logged, which is enough while they are asked again and again.
         self._silent: set[int] = set()
 
+    def is_majority(self, edges: Iterable[int]) -> bool:
+        """Whether these are more than half of the members."""
+        return 2 * len(set(edges).intersection(self.members)) > len(self.members)
+
     def list_present(self) -> tuple[int, ...]:
         """Edge servers that are neither missing nor gone."""
-        return tuple(i for i in self._edges if i not in self.missing and not self._is_gone(i))
+        return tuple(i for i in self.members if i not in self.missing and not self._is_gone(i))
 
     def find_gone(self) -> list[int]:
         """Edge servers that have been silent for too long to wait for them."""
-        return [i for i in self._edges if self._is_gone(i)]
+        return [i for i in self.members if self._is_gone(i)]
 
     async def command(
         self, command: Command[Answer], seconds: float, only: Iterable[int] | None = None
@@ -82,13 +86,13 @@ class TermCalls:
         """
         # What an edge server itself waits for others comes on top.
         deadline = _now() + seconds + self._grace_seconds
-        edges = list(self._edges if only is None else only)
+        edges = list(self.members if only is None else only)
         answers = await gather_or_cancel(self._call_until(i, command, deadline) for i in edges)
         return {i: each for i, each in zip(edges, answers, strict=True) if each is not None}
 
     async def _call_until(self, edge: int, command: Command[Answer], deadline: float) -> Answer | None:
         while True:
-            self._check_term()
+            self.check_term()
             # Even past the deadline one short attempt is made: an edge server that has just come back may
             # have the answer.
             left = max(deadline - _now(), QUICK_SECONDS)
@@ -98,7 +102,7 @@ class TermCalls:
             except (UnreachableError, StaleTermError) as error:
                 # A stale term counts only if the election says so, too: one edge server may not have heard of
                 # this term yet.
-                self._check_term()
+                self.check_term()
                 if edge in self.missing or self._is_gone(edge) or _now() > deadline:
                     level = logging.DEBUG if edge in self.missing else logging.WARNING
                     _LOG.log(level, "%s: edge server %d is left out: %s", command.method, edge, error)
@@ -131,19 +135,20 @@ class TermCalls:
             self._silent.discard(edge)
             return answer
 
-        self._check_term()
-        edges = list(self._edges if only is None else only)
+        self.check_term()
+        edges = list(self.members if only is None else only)
         answers = await gather_or_cancel(ask(i) for i in edges)
         return {i: each for i, each in zip(edges, answers, strict=True) if each is not None}
 
     async def propose(self, position: Position, record: RoundRecord, seconds: float) -> None:
         """Returns when a majority has the record on the disk."""
         command = ProposeCommand(self.term, position, record)
-        while 2 * len(await self.command(command, seconds)) <= self.clusters:
+        while not self.is_majority(await self.command(command, seconds)):
             _LOG.warning("round %d cannot be logged yet: no majority has its record", record.round)
             await asyncio.sleep(TRY_AGAIN_SECONDS)
 
-    def _check_term(self) -> None:
+    def check_term(self) -> None:
+        """Raises a `DeposedError` if the term is over."""
         if not self._is_leading():
             raise DeposedError(f"term {self.term} is over")
 
@@ -178,11 +183,12 @@ async def take_over(edges: TermCalls, world: World, deployment: DeploymentParame
             newest = max(states, key=lambda each: each.recency)
             found = (each.proposal for each in answers.values())
             return Handover(newest, tuple(each for each in found if each is not None))
-        if not states and not may_have_begun(answers, edges.clusters):
+        if not states and not may_have_begun(answers, len(edges.members)):
             joined = sum(len(each.connected) for each in answers.values())
-            complete = len(answers) == edges.clusters and joined == world.setting.fleet.devices
+            devices = len(world.at(0).setting.fleet.list_members())
+            complete = len(answers) == len(edges.members) and joined == devices
             # The first round need not wait for stragglers forever, but needs somebody to work.
-            overdue = _now() > deadline and 2 * len(answers) > edges.clusters and joined > 0
+            overdue = _now() > deadline and edges.is_majority(answers) and joined > 0
             if complete or overdue:
                 return Handover(initial_coordinator_state(world, now, measures=deployment.measures))
         await asyncio.sleep(TRY_AGAIN_SECONDS)
@@ -200,10 +206,10 @@ def _is_enough(edges: TermCalls, answers: Mapping[int, NewestAnswer]) -> bool:
 
     Edge servers that lost what they knew count only if those that may know it are gone.
     """
-    sound = sum(not each.is_lost for each in answers.values())
-    silent = set(range(edges.clusters)) - answers.keys()
-    waits = 2 * sound <= edges.clusters and not silent <= set(edges.find_gone())
-    return 2 * len(answers) > edges.clusters and not waits
+    sound = [edge for edge, each in answers.items() if not each.is_lost]
+    silent = set(edges.members) - answers.keys()
+    waits = not edges.is_majority(sound) and not silent <= set(edges.find_gone())
+    return edges.is_majority(answers) and not waits
 
 
 def _now() -> float:

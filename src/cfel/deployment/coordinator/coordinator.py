@@ -18,6 +18,7 @@ import numpy as np
 
 from cfel.arrays import BoolArray
 from cfel.control.scheme import Observation
+from cfel.control.setting import Setting
 from cfel.deployment.coordinator.calls import (
     QUICK_SECONDS,
     TRY_AGAIN_SECONDS,
@@ -26,6 +27,7 @@ from cfel.deployment.coordinator.calls import (
     TermCalls,
     take_over,
 )
+from cfel.deployment.coordinator.changes import PendingChanges, adopt_records
 from cfel.deployment.coordinator.counting import (
     Answer,
     add_edge_round,
@@ -41,6 +43,7 @@ from cfel.deployment.coordinator.state import (
     Position,
     ends_exchange,
     ends_global_round,
+    enter_round,
     gossip_is_next,
 )
 from cfel.deployment.edge.server import EdgeServer
@@ -55,6 +58,7 @@ from cfel.deployment.protocol.edge_requests import (
     EstimateAnswer,
     EstimateCommand,
     FetchCommand,
+    JoinCommand,
     MeanMetricRequest,
     MixAnswer,
     MixCommand,
@@ -66,6 +70,7 @@ from cfel.deployment.protocol.edge_requests import (
 )
 from cfel.deployment.security.identity import Identity
 from cfel.errors import AllDivergedError, UnreachableError
+from cfel.membership import FleetChange
 from cfel.rounds.estimates import (
     find_impossible,
     implausible_devices,
@@ -85,6 +90,7 @@ from cfel.rounds.kernel import (
 )
 from cfel.rounds.records import RoundScores, make_plan_table, make_record
 from cfel.system.conditions import Conditions
+from cfel.system.fleet import Fleet
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
@@ -102,6 +108,7 @@ class Coordinator:
         edges: how it calls the edge servers, its own included.
         host: the machine it runs on, where plans are made.
         on_rejection: called for devices with implausible estimates or measurements.
+        pending: changes of the fleet that were asked for.
     """
 
     def __init__(
@@ -112,7 +119,9 @@ class Coordinator:
         host: Host,
         number: int,
         on_rejection: OnRejection,
+        pending: PendingChanges,
     ) -> None:
+        self._pending = pending
         self._world, self._deployment, self._edges, self._host = world, deployment, edges, host
         self._number, self._on_rejection = number, on_rejection
         self._usual = usual_conditions(world.setting)
@@ -132,15 +141,47 @@ class Coordinator:
         """
         # No state of its own: whatever the last coordinator did is known to the edge servers.
         found = await take_over(self._edges, self._world, self._deployment, self._host.time_of_day())
-        state, over = found.state, False
+        state, over = self._enter(found.state), False
         self._since_last_count()
         while not over:
+            if state.position[1:] == (0, 0) and state.plan is None:
+                await self._begin_round(state)
             if not gossip_is_next(self._world, state.position):
                 state = await self._run_edge_round(state)
             elif not ends_global_round(self._world, state.position):
                 state = await self._gossip_within_round(state)
             else:
                 state, over = await self._end_global_round(state, found)
+
+    def _enter(self, state: CoordinatorState) -> CoordinatorState:
+        """Takes over the members of a state's round: its own edge server may have missed changes.
+
+        Raises:
+            DeposedError: edge servers have joined or left meanwhile, so others may have elected it.
+        """
+        if len(state.changes) > len(self._world.changes):
+            self._world = self._world.with_changes(state.changes)
+        number = state.control.rounds_done
+        self._world = self._world.at(number)
+        self._usual = usual_conditions(self._world.setting)
+        members = self._world.membership_at(number).edges
+        if self._number not in members:
+            raise DeposedError(f"edge-{self._number} has left the fleet")
+        self._edges.members = members
+        return state
+
+    async def _begin_round(self, state: CoordinatorState) -> None:
+        """Waits for the end of a pause; has edge servers that join fetch the model they begin with."""
+        number = state.control.rounds_done
+        if self._world.membership_at(number).is_paused:
+            _LOG.warning("paused before round %d", number + 1)
+            while not self._pending.is_resumed():
+                self._edges.check_term()
+                await asyncio.sleep(TRY_AGAIN_SECONDS)
+        before, now = (self._world.membership_at(each).edges for each in (max(number - 1, 0), number))
+        if new := set(now) - set(before):
+            command = JoinCommand(self._edges.term, state.position, before[0])
+            await self._edges.command(command, self._deployment.gossip_seconds, only=sorted(new))
 
     async def _run_edge_round(self, state: CoordinatorState) -> CoordinatorState:
         if state.plan is None:
@@ -166,7 +207,7 @@ class Coordinator:
             AllDivergedError: nobody can; all edge servers that are there have been told.
         """
         absent = {*state.absent_devices, *np.flatnonzero(self._without_edge_server()).tolist()}
-        there = set(range(self._world.setting.fleet.devices)) - absent
+        there = set(self._world.setting.fleet.list_members()) - absent
         if self._is_total(set(np.flatnonzero(asked).tolist()), list(answers), there):
             await self._edges.command(
                 StopCommand(self._edges.term, state.position), self._deployment.gossip_seconds
@@ -194,31 +235,30 @@ class Coordinator:
         setting, control = self._world.setting, state.control
         conditions = setting.conditions(control.rounds_done, state.edge_round, control.spent_joules)
         state = await self._wait_for_devices(state, set(np.flatnonzero(conditions.available).tolist()))
-        conditions = conditions.without(self._list_absent(state))
+        conditions = conditions.without(self._list_absent(setting.fleet, state))
         available = tuple(conditions.available.tolist())
         if needs_estimates(self._world.training.local.estimator, state.estimates):
-            command = EstimateCommand(self._edges.term, state.position, available)
+            command = EstimateCommand(self._edges.term, state.position, available, self._world.changes)
             answers = await self._edges.command(command, self._deployment.round_seconds)
             state = add_estimates(state, self._bound(state, answers)[1].values())
             await self._stop_if_diverged(available, answers.values(), state)
-        observation = self._observe(state, conditions)
+        observation = self._observe(setting, state, conditions)
         control = note_influence(setting, control, state.estimates, conditions.available)
         # A plan for a million devices takes seconds; heartbeats must go out meanwhile.
         plan, control = await self._host.compute.run(lambda: plan_edge_round(setting, control, observation))
         plan = replace(plan, speed=None) if observation.full_clocks else plan
-        used = find_used(self._world.training.local, observation)
+        used = find_used(setting.schedule_by, observation)
         asked = tuple(plan.leave_out(conditions).available.tolist())
         return replace(state, plan=plan, control=control, available=asked, used=used)
 
-    def _list_absent(self, state: CoordinatorState) -> BoolArray:
+    def _list_absent(self, fleet: Fleet, state: CoordinatorState) -> BoolArray:
         """Per device, whether it or its edge server is not there, or is left out."""
-        absent = self._without_edge_server()
+        absent = np.isin(fleet.cluster, self._edges.find_gone())
         absent[[*state.absent_devices, *self._doubts.find_quarantined()]] = True
         return absent
 
-    def _observe(self, state: CoordinatorState, conditions: Conditions) -> Observation:
+    def _observe(self, setting: Setting, state: CoordinatorState, conditions: Conditions) -> Observation:
         """What the scheme sees of these conditions, as measured where devices measure."""
-        setting = self._world.setting
         if state.measured is not None:
             conditions = apply_reports(state.measured.devices, conditions)
         estimates = view_estimates(setting, state.control, state.estimates, conditions.available)
@@ -228,13 +268,15 @@ class Coordinator:
         # Nothing sets clocks on devices yet, so slower ones must be neither planned nor charged.
         return replace(reserve_overhead(self._world, state.measured, observation), full_clocks=True)
 
-    async def _ends_at_budget(self, state: CoordinatorState) -> bool:
-        """Whether the budgets do not cover another round; `state` is after the one that has ended."""
-        setting, control = self._world.setting, state.control
+    async def _ends_at_budget(self, world: World, closed: CoordinatorState) -> bool:
+        """Whether the budgets do not cover another round; `closed` is after the one that has ended."""
+        state = replace(enter_round(world, closed), edge_round=0)
+        setting, control = world.at(state.control.rounds_done).setting, state.control
 
         def look_ahead() -> Observation:
             conditions = setting.conditions(control.rounds_done, 0, control.spent_joules)
-            return self._observe(replace(state, edge_round=0), conditions.without(self._list_absent(state)))
+            absent = self._list_absent(setting.fleet, state)
+            return self._observe(setting, state, conditions.without(absent))
 
         return await self._host.compute.run(lambda: ends_at_budget(setting, control, look_ahead))
 
@@ -311,10 +353,13 @@ class Coordinator:
         self, state: CoordinatorState, found: Handover
     ) -> tuple[CoordinatorState, bool]:
         """The gossip step that ends a global round, and its record; returns also whether the run is over."""
-        world, setting, evaluation = self._world, self._world.setting, self._world.evaluation
+        setting, evaluation = self._world.setting, self._world.evaluation
+        # What is asked for now holds from the next round on, and counts in whether there is one.
+        world = self._take_changes(state)
         closed = replace(state, control=close_global_round(setting, state.control))
-        last = await self._ends_at_budget(closed)
-        evaluates = is_evaluated(setting, evaluation.every, closed.control, ends_at_budget=last)
+        ahead = world.at(closed.control.rounds_done).setting
+        last = await self._ends_at_budget(world, closed)
+        evaluates = is_evaluated(ahead, evaluation.every, closed.control, ends_at_budget=last)
         # Measured, it is not known before the exchange whether it uses the budget up.
         evaluates |= state.measured is not None and setting.rounds.stop == "budget"
         # A part of the model is on devices only, so edge servers have nothing to evaluate.
@@ -323,31 +368,64 @@ class Coordinator:
         after, seconds = self._measure_exchange(after)
         control = close_global_round(setting, state.control, seconds)
         if seconds is not None:
-            last = await self._ends_at_budget(replace(after, control=control))
+            last = await self._ends_at_budget(world, replace(after, control=control))
         edge_rounds = [
-            count_edge_round(world, state.control.rounds_done, finished) for finished in state.finished
+            count_edge_round(self._world, state.control.rounds_done, finished) for finished in state.finished
         ]
         scores = await self._find_scores(after) if evaluates else RoundScores()
+        digests = [after.digests[i] for i in setting.fleet.list_edges()]
         record = make_record(
             world,
             control,
             edge_rounds,
             scores,
-            model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, after.digests))).hexdigest(),
+            model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest(),
             wall_seconds=self._host.time_of_day() - state.started_at,
             ends_at_budget=last,
         )
         record = found.choose_record(record)
         await self._edges.propose(state.position, record, self._deployment.gossip_seconds)
+        world = adopt_records(self._world, [record])
+        ahead = world.at(record.round).setting
+        over = is_over(ahead.rounds, ahead.budget, ahead.metrics[0], record)
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
-        over = is_over(setting.rounds, setting.budget, setting.metrics[0], record)
         command = CloseCommand(self._edges.term, state.position, record, table, over)
-        logged = await self._edges.command(command, self._deployment.gossip_seconds)
+        logged = await self._close(command, world)
         if over:
-            missing = tuple(i for i in range(setting.fleet.clusters) if i not in logged)
+            missing = tuple(i for i in self._edges.members if i not in logged)
             await self._edges.ask_once(ReleaseRequest(missing), QUICK_SECONDS)
-        now = self._host.time_of_day()
-        return replace(after, control=control, edge_round=0, step=0, finished=(), started_at=now), over
+        self._world = world
+        after = replace(after, control=control, edge_round=0, step=0, finished=())
+        after = replace(enter_round(world, after), started_at=self._host.time_of_day())
+        return (after if over else self._enter(after)), over
+
+    def _take_changes(self, state: CoordinatorState) -> World:
+        """The world with the changes that were asked for, from the next round on."""
+        gone = self._edges.find_gone()
+        self._pending.drop_moves(gone)
+        if self._deployment.fail_over == "return":
+            members = self._world.membership_at(state.control.rounds_done)
+            for device, home in members.guests:
+                if home in members.edges and home not in gone and home not in self._edges.missing:
+                    ticket = f"device-{device} returns after round {state.position[0] + 1}"
+                    back = FleetChange(1, "move device", (device,), home, ticket=ticket)
+                    self._pending.submit(self._world, back, state.position[0])
+        return self._pending.take(self._world, state.control.rounds_done + 2)
+
+    async def _close(self, command: CloseCommand, world: World) -> set[int]:
+        """Has the record logged by all, those that leave or join with it included; returns who has done so.
+
+        Edge servers come and go one at a time: before the next, a majority of the new members must know of
+        this one.
+        """
+        old, new = self._edges.members, world.membership_at(command.record.round).edges
+        everybody, seconds = sorted({*old, *new}), self._deployment.gossip_seconds
+        confirmed = set(await self._edges.command(command, seconds, only=everybody))
+        self._pending.forget(world.changes)
+        while old != new and 2 * len(confirmed.intersection(new)) <= len(new):
+            await asyncio.sleep(TRY_AGAIN_SECONDS)
+            confirmed |= set(await self._edges.command(command, seconds, only=everybody))
+        return confirmed
 
     async def _gossip(self, state: CoordinatorState, evaluates: bool) -> CoordinatorState:
         """One gossip step: all fetch models, then all mix with the weights of those that are there."""
@@ -401,6 +479,9 @@ class CoordinatorRole:
         health: whether its edge server can write.
         on_rejection: called for devices with implausible estimates or measurements.
         is_gone: whether an edge server has been silent for too long to wait for it.
+
+    Attributes:
+        pending: changes of the fleet that it was asked for while it leads.
     """
 
     def __init__(
@@ -411,6 +492,7 @@ class CoordinatorRole:
         on_rejection: OnRejection,
         is_gone: Callable[[int], bool],
     ) -> None:
+        self.pending = PendingChanges()
         self._server, self._calls, self._health = server, calls, health
         self._on_rejection, self._is_gone = on_rejection, is_gone
         self._task: asyncio.Task[None] | None = None
@@ -422,6 +504,7 @@ class CoordinatorRole:
         """Starts a coordinator if its edge server leads from now on; ends the one of an earlier term."""
         # A term has one coordinator, and the old one may still be waiting for answers.
         self.leave()
+        self.pending = PendingChanges()
         if leader == self._server.number:
             loop = asyncio.get_running_loop()
             self._task = loop.create_task(self._lead(term, member))
@@ -455,10 +538,10 @@ class CoordinatorRole:
             return member.state.term == term and member.is_leading()
 
         server, deployment = self._server, self._server.deployment
-        clusters, grace_seconds = server.world.setting.fleet.clusters, deployment.gossip_seconds
-        edges = TermCalls(term, clusters, self._calls, is_leading, grace_seconds, self._is_gone)
+        members, grace_seconds = member.state.electorate.members, deployment.gossip_seconds
+        edges = TermCalls(term, members, self._calls, is_leading, grace_seconds, self._is_gone)
         coordinator = Coordinator(
-            server.world, deployment, edges, server.host, server.number, self._on_rejection
+            server.whole, deployment, edges, server.host, server.number, self._on_rejection, self.pending
         )
         while not is_leading():
             # Elected, but not yet answered by a majority.

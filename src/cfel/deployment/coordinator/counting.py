@@ -37,7 +37,7 @@ from cfel.deployment.protocol.edge_requests import (
 )
 from cfel.errors import DeploymentError
 from cfel.learning.local.estimates import refresh_estimates
-from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, charge_edge_round, compute_outcome
+from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, charge_edge_round, compute_outcome, find_late
 from cfel.rounds.records import RoundScores, average_metrics, mean_metric
 from cfel.system.backhaul import Backhaul, live_metropolis_weights
 from cfel.system.conditions import Conditions
@@ -88,6 +88,8 @@ def add_edge_round(
     estimates = list(state.estimates)
     for result in results:
         estimates[result.device] = result.estimates
+    at, late = state.position[:2], _find_late(world, state, finished)
+    used_rounds = dict.fromkeys(sorted(arrived - late), at)
     # The plan is used up; a successor that finds none makes the next one.
     after = replace(
         state,
@@ -104,6 +106,7 @@ def add_edge_round(
         plan=None,
         available=(),
         measured=_add_reports(state, results),
+        last_used_rounds={**state.last_used_rounds, **used_rounds},
     )
     if after.measured is None or finished.measurements is None:
         return after
@@ -113,6 +116,14 @@ def add_edge_round(
         control=replace(after.control, realised=realised),
         measured=add_overhead(after.measured, outcome, finished.measurements),
     )
+
+
+def _find_late(world: World, state: CoordinatorState, finished: FinishedEdgeRound) -> set[int]:
+    """Devices whose uploads went into no model, because they missed the scheme's deadline."""
+    if state.measured is not None:
+        return set()
+    conditions = world.setting.conditions(*state.position[:2])
+    return find_late(world.setting, conditions, finished.plan, finished.work)
 
 
 def use_actual_orders(plan: RoundPlan, results: Iterable[DeviceResult]) -> RoundPlan:
@@ -254,7 +265,7 @@ def mixing_rows(
         if a not in received or b not in received or b not in received[a] or a not in received[b]:
             graph.remove_edge(a, b)
     # The stored matrix, not a computed one, so that a complete step equals the simulator's bit for bit.
-    if len(received) == backhaul.clusters and graph.number_of_edges() == backhaul.graph.number_of_edges():
+    if len(received) == len(backhaul.members) and graph.number_of_edges() == backhaul.graph.number_of_edges():
         return tuple(tuple(row.tolist()) for row in backhaul.weights)
     live = np.array([i in received for i in range(backhaul.clusters)])
     return tuple(tuple(row.tolist()) for row in live_metropolis_weights(graph, backhaul.target, live))
@@ -263,7 +274,7 @@ def mixing_rows(
 def _rows_at_once(backhaul: Backhaul, received: Mapping[int, Collection[int]]) -> MixingRows:
     """A group whose members have each other's models shares their mean; the others keep their own."""
     live = _find_group(received)
-    if len(live) == backhaul.clusters:
+    if len(live) == len(backhaul.members):
         return tuple(tuple(row.tolist()) for row in backhaul.weights)
     rows = np.eye(backhaul.clusters)
     for i in live:

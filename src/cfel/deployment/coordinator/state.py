@@ -7,12 +7,14 @@ The coordinator's state is the controller's (`rounds.kernel`) with the position,
 what edge servers reported. It travels with every command, so that a successor can resume there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from cfel.control.scheme import RoundPlan
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements, FederationMeasurements
 from cfel.deployment.protocol.messages import Count
 from cfel.learning.local.estimates import Estimates
+from cfel.membership import FleetChange
+from cfel.rounds import kernel
 from cfel.rounds.kernel import ControlState, DeviceWork, initial_control
 from cfel.world import World
 
@@ -74,6 +76,9 @@ class CoordinatorState:
         available: who takes part in it.
         used: share of the run that is over, by which learning rates fall.
         measured: what devices and clocks measured, where conditions are measured.
+        changes: all changes of the fleet that a majority has agreed on, those of the experiment file
+            included.
+        last_used_rounds: per device, the round of its last upload that went into a model; moves with it.
     """
 
     control: ControlState
@@ -89,6 +94,8 @@ class CoordinatorState:
     available: tuple[bool, ...] = ()
     measured: FederationMeasurements | None = None
     used: float = 0.0
+    changes: tuple[FleetChange, ...] = ()
+    last_used_rounds: dict[Count, tuple[Count, Count]] = field(default_factory=dict)
 
     @property
     def position(self) -> Position:
@@ -103,9 +110,10 @@ class CoordinatorState:
 
 def initial_coordinator_state(world: World, now: float, *, measures: bool = False) -> CoordinatorState:
     """Before the first round, which begins now by the time of day."""
-    clusters, devices = world.setting.fleet.clusters, world.setting.fleet.devices
+    setting = world.at(0).setting
+    clusters, devices = setting.fleet.clusters, setting.fleet.devices
     return CoordinatorState(
-        control=initial_control(world.setting),
+        control=initial_control(setting),
         edge_round=0,
         step=0,
         estimates=(None,) * devices,
@@ -115,4 +123,24 @@ def initial_coordinator_state(world: World, now: float, *, measures: bool = Fals
         metrics=(0.0,) * clusters,
         started_at=now,
         measured=FederationMeasurements((None,) * devices) if measures else None,
+        changes=world.changes,
+    )
+
+
+def enter_round(world: World, state: CoordinatorState) -> CoordinatorState:
+    """The state at the start of a global round, with places for devices and edge servers that join."""
+    number = state.control.rounds_done
+    setting = world.at(number).setting
+    fleet, before = setting.fleet, world.at(max(number - 1, 0)).setting.fleet
+    first, new = state.digests[before.list_edges()[0]], set(fleet.list_edges()) - set(before.list_edges())
+    digests = [*state.digests, *[first] * (fleet.clusters - len(state.digests))]
+    return replace(
+        state,
+        control=kernel.enter_round(setting, state.control),
+        estimates=(*state.estimates, *(None,) * (fleet.devices - len(state.estimates))),
+        digests=tuple(first if i in new else digest for i, digest in enumerate(digests)),
+        metrics=(*state.metrics, *(0.0,) * (fleet.clusters - len(state.metrics))),
+        measured=None if state.measured is None else state.measured.enter_round(fleet.devices),
+        absent_devices=tuple(n for n in state.absent_devices if n in set(fleet.list_members())),
+        changes=world.changes,
     )

@@ -11,7 +11,7 @@ an upload continues where the edge server says that it broke.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,10 +35,12 @@ from cfel.deployment.protocol.device_requests import (
     EstimatesRequest,
     ExperimentOver,
     ModelRequest,
+    Moved,
     NextModel,
     NextOrder,
     NextRequest,
     NoOrder,
+    Removed,
     UploadPartAnswer,
     UploadPartRequest,
     UploadRequest,
@@ -60,10 +62,22 @@ from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel, complete_model
 from cfel.learning.task import DeviceData
+from cfel.membership import FleetChange
 from cfel.seeding import make_generator
 from cfel.world import World
 
 _LOG = logging.getLogger(__name__)
+
+
+def add_device(world: World, number: int) -> World:
+    """The world with a device that its experiment does not know, because it joins later.
+
+    What it holds and what it costs follow from its number; the rest of the world is not needed on a device.
+    """
+    if number < world.setting.fleet.devices:
+        return world
+    edge = world.setting.fleet.list_edges()[0]
+    return world.with_changes((FleetChange(1, "add device", (number,), edge),))
 
 
 class DeviceAgent:
@@ -72,6 +86,8 @@ class DeviceAgent:
     Args:
         parameters: how long calls may take, and emulation.
         energy: the host's counter of joules, if it has one and conditions are measured.
+        homes: edge servers that it can ask when its own is gone; by default those of the experiment.
+        reach: called with the address of an edge server that it is sent to.
     """
 
     def __init__(
@@ -84,11 +100,16 @@ class DeviceAgent:
         directory: Path,
         host: Host,
         energy: EnergyCounter | None = None,
+        homes: Sequence[int] | None = None,
+        reach: Callable[[Identity, str], None] = lambda _edge, _address: None,
     ) -> None:
+        world = add_device(world, number)
+        fleet = world.setting.fleet
+        self._homes, self._reach = list(fleet.list_edges() if homes is None else homes), reach
         self._world, self._number, self._data, self._parameters = world, number, data, parameters
         self._calls, self._host = calls, host
         self._now = now = asyncio.get_running_loop().time
-        self._edge = Identity("edge", int(world.setting.fleet.cluster[number]))
+        self._edge = self._home = Identity("edge", int(fleet.cluster[number]))
         self._health, self._path = DiskHealth(now), directory / "memory.bin"
         self._memory = load_memory(host.disk, self._path, world.new_device)
         self._meter = SelfMeasurement(
@@ -99,16 +120,43 @@ class DeviceAgent:
         self._orders: asyncio.Queue[NextModel | NextOrder] = asyncio.Queue()
         self._published = PublishedModels(host.disk, directory, parameters.published_models)
         self._newest = self._newest_model = ""
+        self._answered_at = now()
         # The model after so many global rounds, to be published when the upload is sent.
         self._begun: tuple[int, FlatModel] | None = None
         # A model that is here before its order, with its digest.
         self._ahead: tuple[str, FlatModel] | None = None
         # Each device draws its own waits, so that a restarted edge server is not called by all of them at
         # once.
-        draw = make_generator(world.setting.seed, "patience", number).random
-        self._asking = Backoff(str(self._edge), now, draw)
-        working = Backoff(str(self._edge), now, draw)
-        self._link = EdgeLink(calls, self._edge, parameters, world.start, working)
+        self._draw = make_generator(world.setting.seed, "patience", number).random
+        self._asking, self._link = self._connect(self._edge)
+
+    def _connect(self, edge: Identity) -> tuple["Backoff", "EdgeLink"]:
+        """How it asks an edge server for orders, and how it works for it."""
+        asking, working = (Backoff(str(edge), self._now, self._draw) for _ in range(2))
+        return asking, EdgeLink(self._calls, edge, self._parameters, self._world.start, working)
+
+    def _turn_to(self, edge: Identity) -> None:
+        """Asks another edge server from now on; orders of the last one are void."""
+        _LOG.warning("asks %s instead of %s", edge, self._edge)
+        self._edge, self._newest, self._newest_model = edge, "", ""
+        self._asking, self._link = self._connect(edge)
+
+    def _follow(self, moved: Moved) -> None:
+        """Goes to the edge server that it belongs to."""
+        self._home = Identity("edge", moved.edge)
+        self._reach(self._home, moved.address)
+        if moved.edge not in self._homes:
+            self._homes.append(moved.edge)
+        if self._edge != self._home:
+            self._turn_to(self._home)
+
+    def _try_others(self) -> None:
+        """Asks the next edge server, if the present one has been silent for long."""
+        stays = self._parameters.fail_over == "never" or len(self._homes) < 2
+        if stays or self._asking.silent_seconds <= self._parameters.gone_seconds:
+            return
+        place = self._homes.index(self._edge.number) if self._edge.number in self._homes else -1
+        self._turn_to(Identity("edge", self._homes[(place + 1) % len(self._homes)]))
 
     async def run(self) -> None:
         """Works until the experiment is over.
@@ -133,31 +181,42 @@ class DeviceAgent:
         """Keeps one request for a new order open until there are no more."""
         while True:
             try:
-                request = NextRequest(self._newest, __version__)
+                silent = None if self._edge == self._home else self._home.number
+                request = NextRequest(self._newest, __version__, silent)
                 answer = await self._calls.call(self._edge, request, POLL_SECONDS + 10)
             except UnreachableError as error:
                 _LOG.info("no answer: %s", error)
                 self._check_silence()
                 await asyncio.sleep(self._asking.next_seconds())
+                self._try_others()
                 continue
             self._asking.reset()
+            self._answered_at = self._now()
             match answer:
                 case ExperimentOver():
                     _LOG.info("the experiment is over")
                     await self._publish_last(answer)
                     return
+                case Removed():
+                    _LOG.warning("this device does not belong to the fleet any more")
+                    return
+                case Moved():
+                    self._follow(answer)
+                    # Both may be wrong about each other for a moment.
+                    await asyncio.sleep(FIRST_SECONDS)
                 case NoOrder():
                     continue
                 case NextModel():
                     self._newest, self._newest_model = answer.serial, answer.model_sha256
                     self._orders.put_nowait(answer)
                 case NextOrder():
+                    self._home = self._edge
                     self._newest, self._newest_model = answer.serial, answer.order.model
                     self._orders.put_nowait(answer)
 
     def _check_silence(self) -> None:
         """Ends a device that missed the end of the experiment: nobody is left to inform it."""
-        silent, most = self._asking.silent_seconds, self._parameters.give_up_seconds
+        silent, most = self._now() - self._answered_at, self._parameters.give_up_seconds
         if most and silent > most:
             raise SilentEdgeServerError(
                 f"{self._edge} has not answered for {silent:.0f} s: the experiment is probably over; "

@@ -7,7 +7,8 @@ are checked in `verify_upload`.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -26,11 +27,14 @@ from cfel.deployment.protocol.device_requests import (
     MeasurementReport,
     ModelAnswer,
     ModelRequest,
+    Moved,
+    NextAnswer,
     NextModel,
     NextOrder,
     NextRequest,
     NoOrder,
     OrderKind,
+    Removed,
     Round,
     RoundOnly,
     UploadRequest,
@@ -44,6 +48,10 @@ from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 
 POLL_SECONDS = 20.0
+# How long a device waits here to become this edge server's before it asks again.
+_ADMISSION_SECONDS = 5.0
+FindHome = Callable[[int, NextRequest], Moved | Removed | NoOrder]
+"""Says where a device of another edge server belongs; `NoOrder` if it is to wait."""
 # A device that disappears changes nothing that could wake a waiting round, so rounds look at this interval.
 _LOOK_SECONDS = 0.25
 _LOG = logging.getLogger(__name__)
@@ -178,7 +186,18 @@ class DeviceService:
         self._without_last_model: set[int] = set()
         self._fetched_at = 0.0
         self._changed = ChangeSignal()
-        self._verifying = {device: asyncio.Lock() for device in devices}
+        self._verifying: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.find_home: FindHome = lambda _device, _request: NoOrder()
+
+    def change_devices(self, devices: tuple[int, ...]) -> None:
+        """The devices of this edge server from now on; the others hear where they belong."""
+        if devices == self.devices:
+            return
+        self.devices = devices
+        self.presence.change_devices(devices)
+        for device in devices:
+            self.rejected.setdefault(device, 0)
+        self._notifying = asyncio.ensure_future(self._changed.notify())
 
     def endpoints(self) -> list[Endpoint]:
         """What devices may call."""
@@ -256,7 +275,7 @@ class DeviceService:
 
         Not if only some of them took part in the last round: the others would fetch it without need.
         """
-        if self._round.size < len(self.devices):
+        if self._round.size < len(self.devices) or not self.devices:
             return
         encoded = await self._models.get(model)
         if self._round.waiting:
@@ -298,19 +317,29 @@ class DeviceService:
         self._waits.end(self._round.waiting)
         return self._round.close(self._now())
 
-    async def next(
-        self, caller: Identity, request: NextRequest
-    ) -> NoOrder | ExperimentOver | NextModel | NextOrder:
+    async def next(self, caller: Identity, request: NextRequest) -> NextAnswer:
         """Returns the order that a device does not know yet; waits for one for a while."""
-        device = self._check_own(caller)
+        if caller.number not in self.presence:
+            return await self._redirect(caller.number, request)
+        device = caller.number
         with self.presence.hold_request(device, request.version):
             deadline = self._now() + POLL_SECONDS
-            while self._now() < deadline:
+            while self._now() < deadline and device in self.presence:
                 news = self._find_news(device, request.known)
                 if news is not None:
                     return news
                 await self._changed.wait(deadline - self._now())
             return NoOrder()
+
+    async def _redirect(self, device: int, request: NextRequest) -> Moved | Removed | NoOrder:
+        """Where a device of another edge server belongs; one that is not a member yet waits here."""
+        deadline = self._now() + _ADMISSION_SECONDS
+        while self._now() < deadline and device not in self.presence:
+            found = self.find_home(device, request)
+            if not isinstance(found, NoOrder):
+                return found
+            await self._changed.wait(_LOOK_SECONDS)
+        return NoOrder()
 
     def _find_news(self, device: int, known: str) -> ExperimentOver | NextModel | NextOrder | None:
         if self._over is not None:

@@ -38,6 +38,7 @@ _ABSENCE = 5.0
 _RESTS_AFTER_STALL = 8.0
 _NO_COORDINATOR = "no coordinator: a majority is in touch, but none has been elected"
 _NO_DEVICE = "no device: none is in touch; nothing is lost, the run continues when one is there"
+_PAUSED = "paused by an operator; `cfel fleet resume` continues the run"
 _ABSENT = ("absent", "lost", "quarantined")
 
 
@@ -60,7 +61,6 @@ class PeerMonitor:
         self._server, self._own_devices, self._member = server, devices, member
         self._calls, self._contacts = calls, contacts
         self._now = now = asyncio.get_running_loop().time
-        self._others = member.state.electorate.others
         self._devices: dict[int, Mapping[int, str]] = {}
         self._rejections: dict[int, str] = {}
         self._other_versions: set[int] = set()  # edge servers whose version of the protocol is another
@@ -107,8 +107,8 @@ class PeerMonitor:
 
     def find_in_touch(self) -> InTouch:
         """Which edge servers are in touch."""
-        majority = self._member.state.electorate.majority
-        return InTouch(len(self._others) + 1, majority, tuple(self._contacts.find_lost()))
+        electorate = self._member.state.electorate
+        return InTouch(len(electorate.others) + 1, electorate.majority, tuple(self._contacts.find_lost()))
 
     async def run(self) -> None:
         """Checks the others at every interval, until cancelled."""
@@ -133,7 +133,8 @@ class PeerMonitor:
         state, server, deployment = self._member.state, self._server, self._server.deployment
         leads = state.leader == state.electorate.member
         step = (state.term, server.state.position, server.log.last_round) if leads else None
-        if step is None or step != self._led_step or server.finished.is_set() or not self._has_device():
+        idle = server.finished.is_set() or server.members.is_paused or not self._has_device()
+        if step is None or step != self._led_step or idle:
             self._led_step, self._led_step_at = step, self._now()
             return
         # Two commands to devices, or up to three to edge servers, may each take their deadline in one step;
@@ -151,11 +152,12 @@ class PeerMonitor:
 
     async def _check_peers(self) -> list[int]:
         """Asks all others for a sign of life; returns those that gave one."""
+        others = self._member.state.electorate.others
         request = HelloRequest(self._server.finished.is_set(), self._instance)
         self._other_versions.clear()
-        answers = await asyncio.gather(*(self._check_peer(number, request) for number in self._others))
+        answers = await asyncio.gather(*(self._check_peer(number, request) for number in others))
         self._check_versions()
-        return [number for number, there in zip(self._others, answers, strict=True) if there]
+        return [number for number, there in zip(others, answers, strict=True) if there]
 
     async def _check_peer(self, number: int, request: HelloRequest) -> bool:
         self._rejections.pop(number, None)
@@ -180,7 +182,7 @@ class PeerMonitor:
 
     def _check_versions(self) -> None:
         """Ends an edge server that speaks another version than those without whom there is no majority."""
-        members = len(self._others) + 1
+        members = len(self._member.state.electorate.others) + 1
         if 2 * (members - len(self._other_versions)) <= members:
             raise VersionError(self._rejections[min(self._other_versions)])
 
@@ -209,7 +211,8 @@ class PeerMonitor:
         stall = self._find_stall()
         causes = [in_touch.describe(), describe_unreachable(self._contacts.find_unreachable())]
         if in_touch.has_majority:
-            causes.append(no_coordinator or no_device or stall)
+            paused = _PAUSED if self._server.members.is_paused else ""
+            causes.append(no_coordinator or no_device or paused or stall)
         rejections = (reason for _, reason in sorted(self._rejections.items()))
         return "; ".join(each for each in (*causes, self._find_doubled(), *rejections) if each)
 

@@ -9,12 +9,10 @@ others (`monitor`). It decides nothing by itself, and knows neither sockets nor 
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from cfel.deployment.coordinator.coordinator import CoordinatorRole, describe_all_diverged
 from cfel.deployment.edge.devices import DeviceService
@@ -31,11 +29,13 @@ from cfel.deployment.measurement.measured_rounds import choose_accounting, descr
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import Answer, AnyRequest, Calls, Endpoint, Request, serve
-from cfel.deployment.protocol.edge_requests import StatusAnswer, StatusRequest
+from cfel.deployment.protocol.device_requests import Moved, NextRequest, NoOrder, Removed
+from cfel.deployment.protocol.edge_requests import ChangeAnswer, ChangeRequest, StatusAnswer, StatusRequest
 from cfel.deployment.security.credentials import CredentialFiles
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.rejections import count_rejection, should_log
-from cfel.errors import InvalidAnswerError, RejectedError
+from cfel.errors import InvalidAnswerError, RejectedError, UnreachableError
+from cfel.membership import FleetChange, has_left
 from cfel.status import Status
 from cfel.world import World
 
@@ -43,6 +43,7 @@ _LOG = logging.getLogger(__name__)
 _DEVICE_END_SECONDS = 5.0
 _LEAST_INTERVAL_SECONDS = 1.0
 _LINGER_LOOK_SECONDS = 0.1
+_CHANGE_SECONDS = 5.0
 
 ServeStatus = Callable[[Callable[[], Status]], Coroutine[None, None, None]]
 """Serves an edge server's snapshots while it runs: the dashboard."""
@@ -85,6 +86,7 @@ class EdgeNode:
 
     Args:
         credentials: its certificate, if it has one.
+        reach: called with the address of an edge server that has joined.
 
     Attributes:
         endpoints: what it offers to other nodes.
@@ -100,7 +102,9 @@ class EdgeNode:
         calls: Calls,
         host: Host,
         credentials: CredentialFiles | None = None,
+        reach: Callable[[Identity, str], None] = lambda _edge, _address: None,
     ) -> None:
+        self._reach = reach
         world, deployment = choose_accounting(world, deployment), limit_waits(world, deployment)
         self._world, self._deployment, self._host, self._credentials = world, deployment, host, credentials
         self.identity = Identity("edge", number)
@@ -115,13 +119,13 @@ class EdgeNode:
         self._health, self._faults, models = DiskHealth(now), PeerFaults(now), EncodedModels(host.compute)
         fleet, start = world.setting.fleet, world.start
         interval_seconds = max(_LEAST_INTERVAL_SECONDS, 2 * deployment.election_seconds)
-        others = [i for i in range(fleet.clusters) if i != number]
+        others = [i for i in fleet.list_edges() if i != number]
         self._contacts = PeerContacts(others, interval_seconds, now)
         calls = EdgeCalls(self.identity, calls, self.endpoints, self._contacts, self._on_wrong_answer)
-        own = tuple(np.flatnonzero(fleet.cluster == number).tolist())
+        self._calls = calls
         kept_entries = len(world.training.local.kept_energy_at)
         limits = UploadLimits(deployment.clip_norm, kept_entries, world.variances)
-        self.devices = DeviceService(own, start, deployment, host, models, limits)
+        self.devices = DeviceService((), start, deployment, host, models, limits)
         seconds = deployment.gossip_seconds
         neighbours = NeighbourModels(calls, start, seconds, self._faults, host.compute, self._is_gone)
         self.server = EdgeServer(
@@ -140,7 +144,7 @@ class EdgeNode:
         self._role = CoordinatorRole(self.server, calls, self._health, self.on_rejection, self._is_gone)
         timing, proposed = scale_timing(deployment.election_seconds), self.server.log.proposals.newest
         self.member = Member(
-            Electorate(number, tuple(range(fleet.clusters)), timing),
+            Electorate(number, self.server.members.edges, timing, self.server.members.voter_changes),
             directory / "vote.json",
             calls,
             host,
@@ -154,6 +158,87 @@ class EdgeNode:
             for endpoint in part.endpoints():
                 self._offer(endpoint)
         self._offer(serve(StatusRequest, self._status))
+        self._offer(serve(ChangeRequest, self._ask_for_change))
+        self.devices.find_home = self._find_home
+        self._left = asyncio.Event()
+        self._moves: dict[int, FleetChange] = {}
+        self._asking: set[asyncio.Task[None]] = set()
+        self.server.watch_changes(self._on_change)
+
+    def _on_change(self) -> None:
+        """Follows the members of the fleet: its own devices, who votes, and where they are reached."""
+        server, number = self.server, self.identity.number
+        self.devices.change_devices(tuple(server.membership.list_devices(number)))
+        for change in server.whole.changes:
+            if change.what == "add edge" and change.edge is not None:
+                self._reach(Identity("edge", change.edge), change.address)
+        had_vote, members = self.member.state.electorate.has_vote, server.members
+        self._contacts.change_others(i for i in members.edges if i != number)
+        self.member.change_members(members.edges, members.voter_changes)
+        if had_vote and not self.member.state.electorate.has_vote:
+            _LOG.warning("this edge server has left the fleet")
+            self._left.set()
+        self._moves = {
+            n: each for n, each in self._moves.items() if members.edge_of[n] not in (number, each.edge)
+        }
+
+    def _find_home(self, device: int, request: NextRequest) -> Moved | Removed | NoOrder:
+        """Where a device of another edge server belongs; takes it over if that one is gone."""
+        members, number = self.server.members, self.identity.number
+        if device not in members.devices:
+            return Removed() if has_left(self.server.whole.changes, device) else NoOrder()
+        home = members.edge_of[device]
+        if home == number:
+            return NoOrder()  # from the next round on
+        if request.silent == home and self._is_gone(home) and number in members.edges:
+            self._take_over(device, home)
+            return NoOrder()
+        added = (each for each in self.server.whole.changes if each.what == "add edge" and each.edge == home)
+        return Moved(home, "".join([each.address for each in added][-1:]))
+
+    def _take_over(self, device: int, home: int) -> None:
+        """Asks the coordinator for a device whose edge server is gone."""
+        if device not in self._moves:
+            ticket, own = self._host.make_token(16), self.identity.number
+            change = FleetChange(1, "move device", (device,), own, home=home, ticket=ticket)
+            self._moves[device] = change
+            _LOG.warning("asks for device %d, as edge-%d is gone", device, home)
+        leader = self.member.state.leader
+        if self._asking or leader is None:
+            return
+        task = asyncio.create_task(self._ask_for(list(self._moves.values()), Identity("edge", leader)))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask_for(self, changes: Sequence[FleetChange], leader: Identity) -> None:
+        for change in changes:
+            try:
+                await self._calls.call(leader, ChangeRequest(change), _CHANGE_SECONDS)
+            except RejectedError as error:
+                _LOG.info("%s: %s", change.describe(), error)
+                for device in change.device:
+                    self._moves.pop(device, None)
+            except UnreachableError as error:
+                _LOG.info("%s: %s", change.describe(), error)
+        await asyncio.sleep(_LEAST_INTERVAL_SECONDS)
+
+    async def _ask_for_change(self, caller: Identity, request: ChangeRequest) -> ChangeAnswer:
+        """Adds a change to those that wait for the end of a round, here or at the coordinator."""
+        change, server = request.change, self.server
+        found = next((each for each in server.whole.changes if each.ticket == change.ticket), None)
+        if not change.ticket:
+            raise RejectedError("change.ticket: is missing")
+        if found is not None:
+            return ChangeAnswer(found.round)
+        if server.finished.is_set():
+            raise RejectedError("the experiment is over")
+        leader = self.member.state.leader
+        if leader == self.identity.number and self.member.is_leading():
+            self._role.pending.submit(server.whole, change, server.state.position[0])
+            return ChangeAnswer(0)
+        if leader is None or caller.role == "edge" or leader == self.identity.number:
+            raise UnreachableError("no coordinator is known here now")
+        return await self._calls.call(Identity("edge", leader), request, _CHANGE_SECONDS)
 
     async def _admit(self, caller: Identity, term: int) -> None:
         # A command may arrive before the first heartbeat of a new leader does.
@@ -174,7 +259,10 @@ class EdgeNode:
                 beside.append(group.create_task(self._fail_if_stopped()))
                 if serve_status is not None:
                     beside.append(group.create_task(serve_status(self.take_snapshot)))
-                await server.finished.wait()
+                if await self._wait_for_end():
+                    for task in beside:
+                        task.cancel()
+                    return
                 await server.publish()
                 await self.devices.finish(_DEVICE_END_SECONDS, server.log.last_round, server.state.model)
                 # The coordinator needs its vote until all edge servers know of the end. Afterwards, one that
@@ -193,6 +281,20 @@ class EdgeNode:
             self._role.leave()
             self._host.compute.close()
             server.log.close()
+
+    async def _wait_for_end(self) -> bool:
+        """Returns when the experiment is over, or this edge server has left; with whether it has left."""
+        ends = [asyncio.create_task(each.wait()) for each in (self.server.finished, self._left)]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in ends:
+                task.cancel()
+        if self.server.finished.is_set():
+            return False
+        # Its devices may still ask here where they belong.
+        await asyncio.sleep(_DEVICE_END_SECONDS)
+        return True
 
     async def _fail_if_stopped(self) -> None:
         """Ends this edge server with an error if nobody can train any more."""
@@ -232,7 +334,7 @@ class EdgeNode:
             self.devices.presence,
             validity,
         )
-        now = snapshot(self._world, self.server, self.member, others, self.rejections)
+        now = snapshot(self.server.world, self.server, self.member, others, self.rejections)
         # Readers compare the time of the last change, so it must not move while nothing changes.
         if self._last_status is None or replace(self._last_status, unix_seconds=0.0) != now:
             self._last_status = replace(now, unix_seconds=self._host.time_of_day())

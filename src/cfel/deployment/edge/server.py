@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from cfel.control.scheme import RoundPlan
+from cfel.deployment.coordinator.changes import adopt_records
 from cfel.deployment.coordinator.state import (
     CoordinatorState,
     Position,
@@ -40,7 +41,7 @@ from cfel.deployment.host import DiskHealth, Host, write_until_done
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
-from cfel.deployment.protocol.device_requests import Confirmation
+from cfel.deployment.protocol.device_requests import Confirmation, Round
 from cfel.deployment.protocol.edge_requests import (
     CloseCommand,
     Command,
@@ -50,6 +51,7 @@ from cfel.deployment.protocol.edge_requests import (
     EstimateCommand,
     FetchAnswer,
     FetchCommand,
+    JoinCommand,
     MeanMetricRequest,
     MixAnswer,
     MixCommand,
@@ -75,6 +77,7 @@ from cfel.learning.edge import mean_model, update_edge_model, weighted_model
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
+from cfel.membership import FleetChange, Membership
 from cfel.metric import Metric
 from cfel.rounds.kernel import DeviceWork, device_weights, find_late, is_over, make_order
 from cfel.rounds.records import measure_each, take_means
@@ -108,6 +111,7 @@ class EdgeServer:
         admit: who may command.
 
     Attributes:
+        whole: what is run, with all changes of the fleet that it knows of.
         log: its log.
         state: where it is.
         loss: how it lost its state, in words, until it has taken one from another edge server; else empty.
@@ -133,13 +137,14 @@ class EdgeServer:
         health: DiskHealth,
         admit: Admit,
     ) -> None:
-        self.world, self.deployment, self.number, self.host = world, deployment, number, host
+        self.whole, self.deployment, self.number, self.host = world, deployment, number, host
         self._devices, self._neighbours, self._models = devices, neighbours, models
         self._calls, self._health, self._admit = calls, health, admit
         self._files = EdgeDisk(host.disk, directory, world.start)
         self.loss = ""
         self.state = self._load(directory)
-        self.log = EdgeLog(host.disk, directory, has_others=world.setting.fleet.clusters > 1)
+        self.log = EdgeLog(host.disk, directory, has_others=self._has_others)
+        self._on_change: Callable[[], None] = lambda: None
         self._published = PublishedModels(host.disk, directory, deployment.published_models)
         self.commanded_at = asyncio.get_running_loop().time()
         self._phase = "waiting"
@@ -150,15 +155,53 @@ class EdgeServer:
         self._workspace: Workspace | None = None
         self.awaited: tuple[int, ...] = ()
         self.finished, self.released, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.learn(self.log.records)
         if self.log.records and self._ends(self.log.records[-1]):
             self.finished.set()
+
+    @property
+    def world(self) -> World:
+        """The world of the global round that it is in."""
+        return self.whole.at(self.state.position[0])
+
+    @property
+    def membership(self) -> Membership:
+        """Who belongs to the fleet in the global round that it is in."""
+        return self.whole.membership_at(self.state.position[0])
+
+    @property
+    def members(self) -> Membership:
+        """Who belongs to the fleet by all that a majority has agreed on, from the next round on."""
+        return self.whole.membership_at(max(self.log.last_round, self.state.position[0]))
+
+    @property
+    def _has_others(self) -> bool:
+        return len(self.whole.eras[-1].membership.edges) > 1
+
+    def watch_changes(self, on_change: Callable[[], None]) -> None:
+        """Calls a function now, and whenever the members of the fleet may have changed."""
+        self._on_change = on_change
+        on_change()
+
+    def learn(self, records: Sequence[RoundRecord], changes: Sequence[FleetChange] = ()) -> None:
+        """Takes over the changes of the fleet in records of the log, or in a coordinator's state."""
+        known = self.whole
+        if len(changes) > len(known.changes):
+            known = known.with_changes(changes)
+        else:
+            known = adopt_records(known, records)
+        if known is not self.whole:
+            for change in known.changes[len(self.whole.changes) :]:
+                _LOG.info("from round %d on: %s", change.round, change.describe())
+            self.whole = known
+            self._on_change()
 
     def _load(self, directory: Path) -> EdgeState:
         """The state saved last; one that is damaged is taken from another edge server, if there is one."""
         try:
             return self._files.load()
         except DamagedError as error:
-            if self.world.setting.fleet.clusters == 1:
+            if not self._has_others:
                 raise DamagedError(f"{error}. {_NO_OTHERS.format(directory)}") from error
             self.loss = f"{error}. {_FROM_OTHERS}"
             _LOG.error("%s", self.loss)
@@ -166,7 +209,7 @@ class EdgeServer:
 
     def _ends(self, record: RoundRecord) -> bool:
         """Whether the experiment is over with this round."""
-        setting = self.world.setting
+        setting = self.whole.at(record.round).setting
         return is_over(setting.rounds, setting.budget, setting.metrics[0], record)
 
     @property
@@ -187,6 +230,7 @@ class EdgeServer:
         """What other edge servers may call."""
         return [
             serve(NewestRequest, self.newest),
+            serve(JoinCommand, self.join),
             serve(EstimateCommand, self.estimate),
             serve(PlanCommand, self.plan),
             serve(FetchCommand, self.fetch),
@@ -218,13 +262,34 @@ class EdgeServer:
             self.log.newest_proposal,
         )
 
+    async def join(self, caller: Identity, command: JoinCommand) -> Confirmation:
+        """Takes the log, and the model that another edge server has at the start of this global round."""
+        await self._admit_command(caller, command)
+        await self._fetch_missed_rounds(caller, command.position[0])
+        async with self._busy:
+            if self.state.position >= command.position:
+                return Confirmation()
+        found = await self._neighbours.fetch(
+            command.term, command.position, [command.model_of], self.state.model
+        )
+        if command.model_of not in found:
+            raise RejectedError(f"has no model of edge server {command.model_of} yet")
+        async with self._busy:
+            if self.state.position < command.position:
+                model = found[command.model_of]
+                await self._save(
+                    replace(self.state, position=command.position, model=model, previous_model=model)
+                )
+        return Confirmation()
+
     # Edge rounds
 
     async def estimate(self, caller: Identity, command: EstimateCommand) -> EstimateAnswer:
         """Has devices estimate σ² and G² at the edge model."""
         await self._admit_command(caller, command)
-        self._check_fleet("available", command.available)
+        self.learn((), command.changes)
         await self._catch_up(command.position)
+        self._check_fleet("available", command.available)
         async with self._busy:
             self._check_position(command.position)
             self._phase = "planning"
@@ -244,9 +309,10 @@ class EdgeServer:
         at, plan = command.position, command.state.plan
         if plan is None or command.state.position != at:
             raise RejectedError(f"state: has no plan of {at}")
-        self._check_fleet("state.plan.rho", plan.rho)
+        self.learn((), command.state.changes)
         if at not in self.running and at not in self.state.reports:
             await self._catch_up(at)
+            self._check_fleet("state.plan.rho", plan.rho)
         if at in self.state.reports:
             return self.state.reports[at]
         # Another copy of the command may have begun the round while this one caught up.
@@ -270,7 +336,11 @@ class EdgeServer:
             state, used = self.state, coordinator_state.used
             rate = self.world.training.local.find_rate(used)
             orders = self._make_orders(at, coordinator_state.available, plan, rate)
-            answers = await self._devices.collect_reports(orders, state.last_used_rounds)
+            # A device that has moved here was used by another edge server before.
+            moved = coordinator_state.last_used_rounds
+            latest = {n: _latest(state.last_used_rounds.get(n), moved.get(n)) for n in orders}
+            used_rounds = {n: each for n, each in latest.items() if each is not None}
+            answers = await self._devices.collect_reports(orders, used_rounds)
             late = self._find_late(at, plan, answers.values)
             reports = [report for n, report in answers.values.items() if n not in late]
             model = await self._aggregate(state.model, plan, reports, used)
@@ -300,7 +370,7 @@ class EdgeServer:
         samples = {report.device: report.samples for report in reports}
         world = self.world
         weights = device_weights(world.setting, plan, samples)
-        share, local = len(reports) / len(self._devices.devices), world.training.local
+        share, local = len(reports) / max(len(self._devices.devices), 1), world.training.local
         rate = local.learning_rate * local.find_rate(used)
 
         def add_up() -> FlatModel | None:
@@ -351,6 +421,7 @@ class EdgeServer:
     async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
         """Averages its model with others', or returns the stored answer if it has done so."""
         await self._admit_command(caller, command)
+        self.learn((), command.state.changes)
         at = command.position
         weights = {j: weight for j, weight in enumerate(command.rows[self.number]) if weight}
         fetched: dict[int, FlatModel] = {}
@@ -428,16 +499,20 @@ class EdgeServer:
     async def evaluate_mean(self, caller: Identity, request: MeanMetricRequest) -> ModelScores:
         """Evaluates the mean of all edge models that can be fetched, every device counting alike."""
         del caller, request
-        fleet = self.world.setting.fleet
-        models = await self._neighbours.fetch_all_present(range(fleet.clusters))
+        at = self.state.position
+        # The round that has just been mixed, whoever belongs to the next one.
+        fleet = self.whole.at(max(at[0] - (at[1:] == (0, 0)), 0)).setting.fleet
+        models = await self._neighbours.fetch_all_present(fleet.list_edges())
         return await self.host.compute.run(
-            lambda: self._evaluate(mean_model(fleet.sizes, models), range(fleet.devices))
+            lambda: self._evaluate(mean_model(fleet.sizes, models), fleet.list_members())
         )
 
     # Where it is
 
     def _list_neighbours(self, backhaul: Backhaul) -> list[int]:
         """Edge servers that it gossips with."""
+        if self.number >= backhaul.clusters:
+            return []
         row = backhaul.weights[self.number]
         return [j for j in np.flatnonzero(row).tolist() if j != self.number]
 
@@ -458,10 +533,11 @@ class EdgeServer:
             if self.state.position >= at:
                 return
             # One gossip step behind: the others averaged as if this model had stayed the same.
-            if not self.loss and at[0] - self.state.position[0] <= 1:
+            was_member = self.number in self.membership.edges
+            if not self.loss and was_member and at[0] - self.state.position[0] <= 1:
                 await self._save(replace(self.state, position=at))
                 return
-            neighbours = self._list_neighbours(self.world.setting.backhaul)
+            neighbours = self._list_neighbours(self.whole.at(at[0]).setting.backhaul)
             candidates = [i for i in dict.fromkeys((*first, *neighbours)) if i != self.number]
             model = await self._neighbours.fetch_any_present(candidates)
             await self._save(replace(self.state, position=at, model=model, previous_model=model))
@@ -479,6 +555,7 @@ class EdgeServer:
         if self.loss:
             _LOG.warning("has a state again, at %s", state.position)
         self.loss = ""
+        self._on_change()
 
     async def _announce(self, state: EdgeState) -> None:
         at = state.position
@@ -505,9 +582,12 @@ class EdgeServer:
         await self._admit_command(caller, command)
         self.log.check(command.record)
         # The state is never behind the log: the model at the end belongs to the last record.
-        await self._catch_up((command.record.round, 0, 0), caller.number)
+        # One that joins with this record takes its model when the next round begins.
+        if command.last or self.number in self.whole.membership_at(command.record.round - 1).edges:
+            await self._catch_up((command.record.round, 0, 0), caller.number)
         await self._fetch_missed_rounds(caller, command.record.round - 1)
         await self._write("log", lambda: self.log.write(command.record, command.plans))
+        self.learn([command.record])
         _LOG.info("%s", describe_round(self.log.records[-1], self.world.setting.metrics[0]))
         if command.last:
             _LOG.info("the experiment is over")
@@ -527,7 +607,8 @@ class EdgeServer:
 
     async def _fetch_missed_rounds(self, caller: Identity, last_round: int) -> None:
         """Fetches rounds that it missed; the coordinator, which may be itself, may have missed them, too."""
-        others = [Identity("edge", i) for i in range(self.world.setting.fleet.clusters) if i != self.number]
+        known = {*self.members.edges, caller.number} - {self.number}
+        others = [Identity("edge", i) for i in sorted(known)]
         for other in sorted(others, key=lambda each: each != caller):
             if self.log.last_round >= last_round:
                 return
@@ -537,6 +618,7 @@ class EdgeServer:
                 _LOG.warning("no rounds of %s: %s", other, error)
                 continue
             await self._write("log", partial(self.log.append, missed, last_round))
+            self.learn(self.log.records)
         if self.log.last_round < last_round:
             raise RejectedError(f"rounds {self.log.last_round + 1} to {last_round} are missing")
 
@@ -574,6 +656,7 @@ class EdgeServer:
         last_round = missed[-1].round if missed else self.log.last_round
         await self._catch_up((last_round, 0, 0), number)
         await self._write("log", partial(self.log.append, missed, last_round))
+        self.learn(self.log.records)
         _LOG.warning("the experiment ended with round %d while this edge server was missing", last_round)
         self.released.set()
         self.finished.set()
@@ -595,6 +678,10 @@ def _list_results(plan: RoundPlan, answers: DeviceAnswers[DeviceReport]) -> tupl
         )
         for n, report in answers.values.items()
     )
+
+
+def _latest(one: Round | None, other: Round | None) -> Round | None:
+    return max((each for each in (one, other) if each is not None), default=None)
 
 
 def _after_edge_round(

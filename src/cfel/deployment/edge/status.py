@@ -114,8 +114,12 @@ def _clusters(
     costs, presence = server.log.device_costs, others.presence
     versions = {**others.versions, server.number: __version__}
     clusters = []
-    for cluster in range(world.setting.fleet.clusters):
-        devices = [n for n in range(world.setting.fleet.devices) if world.setting.fleet.cluster[n] == cluster]
+    fleet = world.setting.fleet
+    # Of a round before a device has joined.
+    if plan is not None and len(plan.rho) < fleet.devices:
+        plan = now = None
+    for cluster in fleet.list_edges():
+        devices = [n for n in fleet.list_members() if fleet.cluster[n] == cluster]
         clusters.append(
             ClusterStatus(
                 cluster=cluster,
@@ -139,8 +143,8 @@ def _clusters(
                     )
                     for n in devices
                 ),
-                rho_mean=None if plan is None else float(plan.rho[devices].mean()),
-                theta_mean=None if plan is None else float(plan.theta[devices].mean()),
+                rho_mean=None if plan is None or not devices else float(plan.rho[devices].mean()),
+                theta_mean=None if plan is None or not devices else float(plan.theta[devices].mean()),
                 version=versions.get(cluster, ""),
                 doubled=others.instances.is_doubled(cluster),
             )
@@ -155,9 +159,10 @@ def _conditions(world: World, control: CoordinatorState) -> Conditions:
 
 
 def _reports(world: World, control: CoordinatorState | None) -> Sequence[MeasurementReport | None]:
+    devices = world.setting.fleet.devices
     if control is None or control.measured is None:
-        return (None,) * world.setting.fleet.devices
-    return control.measured.devices
+        return (None,) * devices
+    return control.measured.enter_round(devices).devices
 
 
 def _source(report: MeasurementReport | None) -> str:
@@ -166,7 +171,7 @@ def _source(report: MeasurementReport | None) -> str:
 
 def _is_used(gossip: MixAnswer | None, a: int, b: int) -> bool:
     """Whether the last gossip step went over a link."""
-    return gossip is None or bool(gossip.rows[a][b])
+    return gossip is None or max(a, b) >= len(gossip.rows) or bool(gossip.rows[a][b])
 
 
 def _point(record: RoundRecord) -> RoundPoint:

@@ -123,6 +123,16 @@ class Member:
             vote = Vote(self._least_term, electorate.member)
         return rules.start(electorate, vote, _now(), self._host.random.random())
 
+    def change_members(self, members: tuple[int, ...], changes: int) -> None:
+        """Who votes from now on."""
+        before = self.state.electorate
+        if changes == before.changes:
+            return
+        electorate = Electorate(before.member, members, before.timing, changes)
+        _LOG.info("edge servers with a vote: %s", ", ".join(map(str, members)))
+        self.state = rules.change_members(self.state, electorate, _now(), self._host.random.random())
+        self._woken.set()
+
     @property
     def problem(self) -> str:
         """Why it takes no part in elections; empty if it does."""

@@ -81,17 +81,26 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Electorate:
-    """Who votes, seen by one member; the members are the same everywhere and for the whole run."""
+    """Who votes, seen by one member.
 
-    member: int  # this member
+    Members come and go one at a time, and the next change waits until a majority of the members after this
+    one knows of it. So two majorities, of electorates one change apart, share a member; and whoever knows of
+    fewer changes than a majority gets no majority of votes, because a vote is not given to such a candidate.
+    """
+
+    member: int  # this member; without a vote if it is not among the members
     members: tuple[int, ...]  # everyone with a vote, in increasing order
     timing: Timing  # the waits
+    changes: int = 0  # how often members have come or gone
 
     def __post_init__(self) -> None:
         if list(self.members) != sorted(set(self.members)):
             raise InputError(f"members: must increase strictly, not {self.members}")
-        if self.member not in self.members:
-            raise InputError(f"member: {self.member} is not among the members {self.members}")
+
+    @property
+    def has_vote(self) -> bool:
+        """Whether this member may vote, and be elected."""
+        return self.member in self.members
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -135,6 +144,7 @@ class VoteRequest(msgspec.Struct, frozen=True, tag=True):
     term: _Term  # the term that the sender wants to lead
     asked_at: _Instant  # the sender's clock, returned unchanged in the reply
     preliminary: bool  # whether this only asks if a real request would be granted
+    changes: Annotated[int, msgspec.Meta(ge=0)] = 0  # of the electorate that the sender knows
 
 
 class VoteReply(msgspec.Struct, frozen=True, tag=True):
@@ -217,17 +227,27 @@ Transition = tuple[ElectionState, list[Send]]
 
 def start(electorate: Electorate, vote: Vote, now: float, draw: float) -> ElectionState:
     """The state of a member that starts or restarts with the vote it last stored."""
+    wait = _pick_between(electorate.timing.timeout_seconds, draw)
     return ElectionState(
         electorate=electorate,
         vote=vote,
         role=Role.FOLLOWER,
         leader=None,
         heard_at=now,
-        deadline=now + _pick_between(electorate.timing.timeout_seconds, draw),
+        deadline=now + wait,
         asked_at=now,
         granted=frozenset(),
         answered=(),
     )
+
+
+def change_members(state: ElectionState, electorate: Electorate, now: float, draw: float) -> ElectionState:
+    """The state of a member when others have come or gone; one that has left steps down."""
+    if state.role is Role.LEADER and electorate.has_vote:
+        answered = dict(zip(state.electorate.members, state.answered, strict=True))
+        now_answered = tuple(answered.get(member, float("-inf")) for member in electorate.members)
+        return replace(state, electorate=electorate, answered=now_answered)
+    return replace(_become_follower(state, state.vote, now, draw), electorate=electorate, leader=state.leader)
 
 
 def step(
@@ -242,7 +262,7 @@ def step(
         draw: a random number from [0, 1), new for each call; it keeps members from asking all at once.
 
     Raises:
-        InputError: a message came from a sender without a vote, or its term is out of reach.
+        InputError: a message came from this member itself, or its term is out of reach.
     """
     match event:
         case Tick():
@@ -250,8 +270,8 @@ def step(
         case Resign(rest_seconds):
             after, sends = _resign(state, rest_seconds, now, draw), []
         case Received(sender, message):
-            if sender not in state.electorate.others:
-                raise InputError(f"sender: {sender} is not another member of {state.electorate.members}")
+            if sender == state.electorate.member:
+                raise InputError(f"sender: {sender} is this member itself")
             if message.term > state.term + MOST_TERM_JUMP:
                 raise InputError(f"term {message.term}: more than {MOST_TERM_JUMP} terms after {state.term}")
             after, sends = _on_message(state, sender, message, now, draw)
@@ -294,6 +314,8 @@ def _on_tick(state: ElectionState, now: float, draw: float) -> Transition:
         return state, []
     if state.role is Role.LEADER:
         return _send_heartbeats(state, now)
+    if not state.electorate.has_vote:
+        return replace(state, deadline=now + _pick_between(state.electorate.timing.timeout_seconds, draw)), []
     return _become_precandidate(state, now, draw)
 
 
@@ -338,7 +360,8 @@ def _catch_up(state: ElectionState, term: int, now: float, draw: float) -> Trans
 def _become_precandidate(state: ElectionState, now: float, draw: float) -> Transition:
     """Asks whether a real request would be granted, without entering the next term."""
     asking = _ask_for_votes(state, Role.PRECANDIDATE, now, draw)
-    sends = _send_to_others(asking, VoteRequest(state.term + 1, now, preliminary=True))
+    request = VoteRequest(state.term + 1, now, preliminary=True, changes=state.electorate.changes)
+    sends = _send_to_others(asking, request)
     return (asking, sends) if not _has_majority(asking) else _become_candidate(asking, now, draw)
 
 
@@ -346,7 +369,8 @@ def _become_candidate(state: ElectionState, now: float, draw: float) -> Transiti
     """Enters the next term, votes for itself and asks the others for their votes."""
     vote = Vote(state.term + 1, state.electorate.member)
     asking = replace(_ask_for_votes(state, Role.CANDIDATE, now, draw), vote=vote)
-    sends = _send_to_others(asking, VoteRequest(asking.term, now, preliminary=False))
+    request = VoteRequest(asking.term, now, preliminary=False, changes=state.electorate.changes)
+    sends = _send_to_others(asking, request)
     return (asking, sends) if not _has_majority(asking) else _become_leader(asking, now)
 
 
@@ -365,18 +389,23 @@ def _send_heartbeats(state: ElectionState, now: float) -> Transition:
 
 
 def _would_vote(state: ElectionState, sender: int, request: VoteRequest, now: float) -> bool:
-    return request.term > state.term and _is_free(state, sender, now)
+    return request.term > state.term and _is_free(state, sender, request, now)
 
 
-def _is_free(state: ElectionState, candidate: int, now: float) -> bool:
-    """Whether it may vote for a candidate: it hears no leader, of whatever term, or the candidate was it."""
+def _is_free(state: ElectionState, candidate: int, request: VoteRequest, now: float) -> bool:
+    """Whether it may vote for a candidate: it hears no leader, of whatever term, or the candidate was it.
+
+    One that knows of fewer changes of the electorate gets no vote: its majority may be none any more.
+    """
+    if not state.electorate.has_vote or request.changes < state.electorate.changes:
+        return False
     return candidate == state.leader or not _hears_leader(state, now)
 
 
 def _on_vote_request(
     state: ElectionState, sender: int, request: VoteRequest, now: float, draw: float
 ) -> Transition:
-    is_free = _is_free(state, sender, now)
+    is_free = _is_free(state, sender, request, now)
     if request.term > state.term and is_free:
         state = _become_follower(state, Vote(request.term), now, draw)
     voted_for = state.vote.voted_for
@@ -395,6 +424,8 @@ def _on_vote_reply(
     expected = Role.PRECANDIDATE if reply.preliminary else Role.CANDIDATE
     # `asked_at` tells replies to this request from replies to an earlier one.
     if state.role is not expected or reply.asked_at != state.asked_at or not reply.granted:
+        return state, []
+    if sender not in state.electorate.members:
         return state, []
     if not reply.preliminary and reply.term != state.term:
         return state, []
@@ -419,6 +450,8 @@ def _on_heartbeat_reply(
     state: ElectionState, sender: int, reply: HeartbeatReply, now: float
 ) -> ElectionState:
     if state.role is not Role.LEADER or reply.term != state.term:
+        return state
+    if sender not in state.electorate.members:
         return state
     place = state.electorate.members.index(sender)
     # A reply may arrive late or claim a time in the future; neither may move the lease wrongly.

@@ -54,7 +54,11 @@ class FederationMeasurements:
 
     def find_account(self, device: int) -> JouleAccount:
         """A device's joules so far."""
-        return self.accounts[device] if self.accounts else JouleAccount()
+        return self.accounts[device] if device < len(self.accounts) else JouleAccount()
+
+    def enter_round(self, devices: int) -> "FederationMeasurements":
+        """The same with places for devices that have joined."""
+        return replace(self, devices=(*self.devices, *(None,) * (devices - len(self.devices))))
 
     def add_reports(self, reports: Reports) -> "FederationMeasurements":
         """Replaces the reports of these devices by newer ones."""
@@ -81,7 +85,7 @@ def choose_accounting(world: World, deployment: DeploymentParameters) -> World:
     """Makes budgets count realised costs where conditions are measured."""
     if not deployment.measures:
         return world
-    return replace(world, setting=replace(world.setting, accounting="realised"))
+    return world.with_settings(lambda setting: replace(setting, accounting="realised"))
 
 
 def limit_waits(world: World, deployment: DeploymentParameters) -> DeploymentParameters:

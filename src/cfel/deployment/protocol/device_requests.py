@@ -58,13 +58,28 @@ class NextOrder(msgspec.Struct, frozen=True, tag="order"):
     last_used_round: Round | None  # round of the device's last upload that went into a model, or None
 
 
-class NextRequest(Request[NoOrder | ExperimentOver | NextModel | NextOrder], frozen=True):
+class Moved(msgspec.Struct, frozen=True, tag="moved"):
+    """The device belongs to another edge server, and is to ask that one."""
+
+    edge: Count
+    address: str = ""  # "host:port"; empty if it is in the device's own file
+
+
+class Removed(msgspec.Struct, frozen=True, tag="removed"):
+    """The device does not belong to the fleet any more."""
+
+
+NextAnswer = NoOrder | ExperimentOver | NextModel | NextOrder | Moved | Removed
+
+
+class NextRequest(Request[NextAnswer], frozen=True):
     """Waits for an order that the device does not know yet; stays open up to `POLL_SECONDS`."""
 
     method: ClassVar[str] = "next"
     callers = ("device",)
     known: str  # serial of the newest order or notice that the device has
     version: Version = ""  # of cfel on the device
+    silent: Count | None = None  # the edge server that it belongs to, if that one has long not answered
 
 
 class ModelAnswer(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from cfel.deployment.protocol.messages import (
 )
 from cfel.errors import InputError
 from cfel.learning.local.estimates import Estimates
+from cfel.membership import FleetChange
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.status import DEVICE_STATES, Status
 
@@ -79,6 +80,13 @@ class Command(Request[Answer], Generic[Answer], frozen=True):
     position: Position
 
 
+class JoinCommand(Command[Confirmation], frozen=True):
+    """Has an edge server that joins fetch the model it begins with, and its log."""
+
+    method: ClassVar[str] = "join"
+    model_of: Count  # the edge server whose model it takes
+
+
 class DeviceEstimates(msgspec.Struct, frozen=True):
     """One device's σ² and G², and its measurements."""
 
@@ -100,6 +108,7 @@ class EstimateCommand(Command[EstimateAnswer], frozen=True):
 
     method: ClassVar[str] = "estimate"
     available: tuple[bool, ...]  # per device of the fleet, whether it takes part
+    changes: tuple[FleetChange, ...] = ()  # of the fleet, as in the coordinator's state
 
 
 class DeviceResult(msgspec.Struct, frozen=True):
@@ -293,6 +302,20 @@ class ElectionRequest(Request[Confirmation], frozen=True):
     message: ElectionMessage
 
 
+class ChangeAnswer(msgspec.Struct, frozen=True):
+    """What has become of a change that was asked for."""
+
+    round: Count  # the first global round that it holds for; 0 while it waits for the end of a round
+
+
+class ChangeRequest(Request[ChangeAnswer], frozen=True):
+    """Asks for a change of the fleet, or of the length of the run; asked again until it holds."""
+
+    method: ClassVar[str] = "change"
+    callers = ("edge", "operator")
+    change: FleetChange  # its round is chosen by the coordinator
+
+
 class StatusAnswer(msgspec.Struct, frozen=True):
     """An edge server's snapshot, position and role."""
 
@@ -316,6 +339,7 @@ METHODS: tuple[type[AnyRequest], ...] = (
     UploadRequest,
     DivergedRequest,
     NewestRequest,
+    JoinCommand,
     EstimateCommand,
     PlanCommand,
     FetchCommand,
@@ -329,6 +353,7 @@ METHODS: tuple[type[AnyRequest], ...] = (
     ReleaseRequest,
     HelloRequest,
     ElectionRequest,
+    ChangeRequest,
     StatusRequest,
 )
 """Every remote method, in the order of docs/protocol.md."""

@@ -413,7 +413,8 @@ class GrpcClient:
         self._most_bytes, self._transfer_methods = most_bytes, transfer_methods
         control = control or device_connections(DeploymentParameters())
         self._credentials = credentials
-        self._addresses, self._kept = addresses, (control, transfer or control)
+        self._addresses, self._kept = dict(addresses), (control, transfer or control)
+        self._stale = False
         self._channels = self._connect(credentials.current())
         # Of servers that speak another than this node's.
         self._versions: dict[Identity, int] = {}
@@ -422,8 +423,15 @@ class GrpcClient:
     def _connect(self, credentials: Credentials) -> _Channels:
         return _Channels(credentials, self._addresses, *self._kept)
 
+    def reach(self, server: Identity, address: str) -> None:
+        """Has calls to a server go to an address, as of one that has joined later."""
+        if address and self._addresses.get(server) != address:
+            self._addresses[server], self._stale = address, True
+
     async def send(self, to: Identity, method: str, message: Message, seconds: float) -> Message:
         """See `Client`."""
+        if to not in self._addresses:
+            raise UnreachableError(f"{to}, {method}: its address is not known")
         known = self._versions.get(to, PROTOCOL_VERSION)
         try:
             return await self._send(to, method, replace(message, version=known), seconds)
@@ -451,7 +459,8 @@ class GrpcClient:
     def _choose_channels(self) -> _Channels:
         """Those with the present credentials; earlier ones are closed after their last call."""
         found = self._credentials.current()
-        if found is not self._channels.credentials:
+        if found is not self._channels.credentials or self._stale:
+            self._stale = False
             task = asyncio.create_task(self._channels.close_when_idle())
             self._retired.add(task)
             task.add_done_callback(self._retired.discard)

@@ -1,0 +1,197 @@
+"""Fleets that change while a federation runs: what it has logged, the simulator repeats bit for bit."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cfel.deployment.host import Host
+from cfel.deployment.protocol.calls import RemoteCalls
+from cfel.deployment.protocol.edge_requests import ChangeRequest
+from cfel.deployment.security.identity import Identity
+from cfel.errors import RejectedError
+from cfel.experiment import Experiment
+from cfel.learning.torch_state import prepare_process, prepare_thread
+from cfel.membership import FleetChange
+from cfel.runlog import RoundRecord
+from cfel.runlog.records import parse_log
+from cfel.world import World
+from tests.deployment.conftest import deployed
+from tests.deployment.memory_federation import Federation, MemoryClient, Network, until
+from tests.deployment.virtual_time import run_virtually
+from tests.simulation.drive import outcomes, timeless
+from tests.support.inline_compute import InlineCompute
+from tests.support.memory_disk import MemoryDisk
+
+HOME = Path("/nowhere")
+OPERATOR = Identity("operator", 0)
+
+
+@cache
+def experiment() -> Experiment:
+    """Devices take seconds for an edge round."""
+    waits = {"round_seconds": 20.0, "gossip_seconds": 8.0, "gone_seconds": 6.0, "join_seconds": 60.0}
+    return deployed(**waits, election_seconds=1.5, linger_seconds=20.0, time_scale=0.02)
+
+
+@cache
+def world() -> World:
+    return experiment().build_world()
+
+
+class Changing(Federation):
+    """A federation on a virtual clock, with an operator."""
+
+    def __init__(self, asked: Experiment | None = None, built: World | None = None) -> None:
+        self.disks: dict[Identity, MemoryDisk] = {}
+        super().__init__(asked or experiment(), HOME, Network(), self._host, built or world())
+        self._count = 0
+
+    def _host(self, member: Identity) -> Host:
+        chance = random.Random(str(member))  # noqa: S311 (repeatable chance is the point)
+        disk = self.disks.setdefault(member, MemoryDisk())
+        return Host(disk, InlineCompute(), chance, asyncio.get_running_loop().time)
+
+    async def ask(self, what: str, *, of: int = 0, **fields: Any) -> int:
+        """Asks an edge server for a change, until it holds; returns its first round."""
+        self._count += 1
+        change = FleetChange(1, what, ticket=f"change {self._count}", **fields)
+        calls = RemoteCalls(MemoryClient(OPERATOR, self.network))
+        while True:
+            answer = await calls.call(Identity("edge", of), ChangeRequest(change), 10)
+            if answer.round:
+                return answer.round
+            await asyncio.sleep(0.5)
+
+    def log(self, edge: int = 0) -> list[RoundRecord]:
+        """The rounds that an edge server has logged."""
+        path = HOME / f"edge-{edge}" / "rounds.jsonl"
+        return list(parse_log(path, self.disks[Identity("edge", edge)].files.get(path, b"")).records)
+
+    def devices(self, edge: int) -> tuple[int, ...]:
+        """The devices of an edge server now."""
+        return self.edges[edge].devices.devices
+
+
+def repeat(records: list[RoundRecord], asked: Experiment | None = None) -> list[dict[str, Any]]:
+    """What the simulator makes of the changes in a log."""
+    found = tuple(change for record in records for change in record.changes)
+    base = asked or experiment()
+    changed = replace(base, fleet=replace(base.fleet, changes=found))
+    return timeless([each.record for each in outcomes(changed)])
+
+
+def play(
+    operate: Callable[[Changing], Awaitable[None]],
+    asked: Experiment | None = None,
+    built: World | None = None,
+) -> tuple[Changing, list[RoundRecord]]:
+    """A federation that an operator changes until it has ended, and its log."""
+
+    async def run() -> tuple[Changing, list[RoundRecord]]:
+        async with Changing(asked, built) as federation:
+            federation.start()
+            await until("one leads", lambda: federation.coordinator() is not None)
+            await operate(federation)
+            await federation.finished(600.0)
+            return federation, max((federation.log(i) for i in federation.edges), key=len)
+
+    # As in a node's own process: results must not depend on how many threads torch uses.
+    prepare_process()
+    prepare_thread()
+    return run_virtually(run())
+
+
+def test_devices_come_move_and_go() -> None:
+    async def operate(federation: Changing) -> None:
+        federation.start(Identity("device", 6))
+        asked = [
+            federation.ask("add device", device=(6,), edge=0),
+            federation.ask("move device", device=(1,), edge=2),
+            federation.ask("extend", rounds=2),
+        ]
+        assert await asyncio.gather(*asked) == [2, 2, 2]
+        assert await federation.ask("remove device", device=(4,)) == 3
+        await until("it has ended", federation.tasks[Identity("device", 4)].done)
+
+    federation, records = play(operate)
+    assert [len(each.changes) for each in records] == [3, 1, 0, 0, 0]
+    assert [each.devices_taking_part for each in records] == [6, 7, 6, 6, 6]
+    assert timeless(records) == repeat(records)
+    assert federation.devices(2) == (1, 5)
+
+
+def test_an_edge_server_joins_and_another_leaves() -> None:
+    """Edge 3 joins without devices, gets some, and edge 0 leaves: its devices go to the smaller clusters."""
+
+    async def operate(federation: Changing) -> None:
+        federation.start(Identity("edge", 3))
+        await federation.ask("extend", rounds=3)
+        assert await federation.ask("add edge", edge=3) == 3
+        assert await federation.ask("move device", device=(2,), edge=3) == 4
+        assert await federation.ask("remove edge", edge=0, of=1) == 5
+        await until("it has ended", federation.tasks[Identity("edge", 0)].done)
+
+    federation, records = play(operate)
+    assert len(records) == 6
+    assert timeless(records) == repeat(records)
+    assert [federation.devices(i) for i in (1, 2, 3)] == [(0, 3), (4, 5), (1, 2)]
+    for i in (1, 2, 3):
+        assert federation.edges[i].member.state.electorate.members == (1, 2, 3)
+        assert federation.log(i) == records
+
+
+def test_devices_of_an_edge_server_that_is_gone_work_elsewhere() -> None:
+    """Edge 2 dies in the first round and never comes back; its devices 4 and 5 take part again."""
+
+    async def operate(federation: Changing) -> None:
+        await federation.ask("extend", rounds=3)
+        await federation.kill(Identity("edge", 2))
+        await until("they are taken over", lambda: {4, 5} <= {*federation.devices(0), *federation.devices(1)})
+
+    _, records = play(operate)
+    assert [each.devices_taking_part for each in records][-2:] == [6, 6]
+    moves = [change for record in records for change in record.changes if change.what == "move device"]
+    assert sorted(n for each in moves for n in each.device) == [4, 5]
+    assert {each.home for each in moves} == {2}
+
+
+def test_a_pause_lasts_until_somebody_resumes() -> None:
+    async def operate(federation: Changing) -> None:
+        assert await federation.ask("pause") == 2
+        await asyncio.sleep(100.0)
+        assert len(federation.log()) == 1
+        assert "paused by an operator" in federation.edges[0].take_snapshot().problem
+        leader = federation.coordinator()
+        assert leader is not None
+        await federation.kill(Identity("edge", leader))
+        await asyncio.sleep(30.0)
+        federation.start(Identity("edge", leader))
+        await asyncio.sleep(30.0)
+        assert len(federation.log((leader + 1) % 3)) == 1
+        assert await federation.ask("resume", of=(leader + 1) % 3) == 3
+
+    _, records = play(operate)
+    assert timeless(records) == repeat(records)
+    assert [each.what for record in records for each in record.changes] == ["pause", "resume"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"what": "move device", "device": (9,), "edge": 1}, "device 9 is no member"),
+        ({"what": "remove edge", "edge": 7}, "edge 7 is no member"),
+    ],
+)
+def test_an_impossible_change_is_refused_at_once(fields: dict[str, Any], words: str) -> None:
+    async def operate(federation: Changing) -> None:
+        with pytest.raises(RejectedError, match=words):
+            await federation.ask(**fields)
+
+    _, records = play(operate)
+    assert not any(each.changes for each in records)

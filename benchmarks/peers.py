@@ -30,6 +30,7 @@ from cfel.errors import DeploymentError, InputError
 
 PINS = {"pfl": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0", "fluke": "fluke-fl==0.8.1"}
 ENVIRONMENTS = Path.home() / ".cache" / "cfel" / "peers"
+MODULES = {"pfl": "pfl", "flower": "flwr", "fluke": "fluke"}
 # Peers that share an environment.
 TOGETHER = (("pfl", "flower"), ("fluke",))
 # Flower's first round took 73 s on two cores; an overloaded machine takes longer.
@@ -121,16 +122,28 @@ def measure(*, quick: bool, only: str | None = None) -> Results:
 
 
 def _prepare_environments() -> dict[str, Path]:
-    """The interpreter of every peer; one that cannot be installed is named, and left out."""
+    """The interpreter of every peer; one that cannot be installed or imported is named, and left out."""
     found: dict[str, Path] = {}
     for peers in TOGETHER:
         try:
             python = prepare_environment(ENVIRONMENTS / "-".join(peers), peers)
+            for peer in peers:
+                check_import(python, peer)
         except InputError as error:
             print(f"left out: {error}", file=sys.stderr)
         else:
             found |= dict.fromkeys(peers, python)
     return found
+
+
+def check_import(python: Path, peer: str) -> None:
+    """Raises an `InputError` with the reason if a peer that is installed cannot be imported."""
+    tried = subprocess.run(
+        [python, "-c", f"import {MODULES[peer]}"], capture_output=True, text=True, check=False
+    )
+    if tried.returncode:
+        reason = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise InputError(f"{PINS[peer]}: is installed, but cannot be imported: {reason}")
 
 
 def _list_entrants(theirs: Mapping[str, Path]) -> list[Entrant]:

@@ -99,6 +99,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
         ]
 
     monkeypatch.setattr(peers, "prepare_environment", lambda *_: Path("python"))
+    monkeypatch.setattr(peers, "check_import", lambda *_: None)
     monkeypatch.setattr(peers, "run_race", race)
     assert main(["peers", "--only", "small_cnn", "--quick"]) == 0
     shown = capsys.readouterr()
@@ -124,7 +125,13 @@ def test_a_peer_that_cannot_be_installed_is_left_out(
         return []
 
     monkeypatch.setattr(peers, "prepare_environment", prepare)
+    monkeypatch.setattr(peers, "check_import", lambda *_: None)
     monkeypatch.setattr(peers, "run_race", race)
     peers.measure(quick=True, only="small_cnn")
     assert raced == ["cfel", "bare", "bare", "pfl", "pfl", "flower"]
     assert "left out: fluke: no such package" in capsys.readouterr().err
+
+
+def test_a_peer_that_cannot_be_imported_says_why() -> None:
+    with pytest.raises(InputError, match=r"fluke-fl==.*cannot be imported: ModuleNotFoundError.*fluke"):
+        peers.check_import(OURS, "fluke")

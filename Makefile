@@ -11,7 +11,7 @@ WORKERS ?= 3
 export PYTHONDONTWRITEBYTECODE :=
 PIP_OPTIONS := --quiet --disable-pip-version-check --no-compile
 
-.PHONY: demo setup test test-long test-faults chaos-quick chaos test-slow test-light wheel-test wheel-test-learn test-flower \
+.PHONY: demo setup test test-long test-faults chaos-quick chaos test-slow test-gpu test-light wheel-test wheel-test-learn test-flower \
     test-trackers fuzz simulate check bench docs docs-links pictures release clean
 
 demo: $(READY)            ## run the main job
@@ -33,6 +33,9 @@ chaos-quick: $(READY)     ## the bounded chaos tests, as in CI; three minutes on
 
 chaos: $(READY)           ## federations whose nodes are killed, frozen and cut off; ten minutes on two cores
 	$(BIN)/pytest -m "slow or chaos" tests/deployment
+
+test-gpu: $(READY)        ## whether engines agree on a GPU, and their speed; says so where there is none
+	$(BIN)/python -m benchmarks gpu
 
 test-slow: $(READY)       ## every test that takes minutes
 	$(BIN)/pytest -m slow

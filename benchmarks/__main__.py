@@ -22,7 +22,8 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "scaleout": ("the Ray engine compared with threads", ()),
     "deployment": ("overhead and memory of real processes", ("overhead", "memory", "flat")),
     "resilience": ("what faults cost a federation", ("slow_link", "gone", "coordinator")),
-    "peers": ("the same rounds in cfel, a bare loop, pfl and Flower", ("small_cnn", "leaf_cnn")),
+    "peers": ("the same rounds in cfel, a bare loop, pfl, Flower and fluke", ("small_cnn", "leaf_cnn")),
+    "gpu": ("whether engines agree on a GPU, and their speed", ()),
 }
 """Summary and parts of each benchmark; its module has a function `measure(quick, only)`."""
 

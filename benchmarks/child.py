@@ -5,6 +5,7 @@ peak in bytes to standard output. Children import only what they measure.
 """
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -104,6 +105,16 @@ def find_parent(pid: int) -> int:
         return 0
     # The name of the program may contain spaces and brackets, so split after the last bracket.
     return int(text.rpartition(")")[2].split()[1])
+
+
+def read_cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far, without its children; 0 if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return 0.0
+    user, system = text.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _sum_lines(file: Path, prefix: str) -> int:

@@ -353,7 +353,49 @@ def run_flower(address: str, workload: Workload, actors: int) -> None:
     )
 
 
-WORKERS = {"cfel": run_cfel, "bare": run_bare, "pfl": run_pfl, "flower": run_flower}
+def run_fluke(address: str, workload: Workload, threads: int) -> None:
+    """Runs fluke's FedAvg: one client after another in one process, with torch's threads."""
+    from fluke import FlukeENV  # type: ignore[import-not-found]
+    from fluke.algorithms import CentralizedFL  # type: ignore[import-not-found]
+    from fluke.client import Client  # type: ignore[import-not-found]
+    from fluke.config import OptimizerConfigurator  # type: ignore[import-not-found]
+    from fluke.data import FastDataLoader  # type: ignore[import-not-found]
+    from fluke.server import EarlyStopping, Server  # type: ignore[import-not-found]
+
+    link = RaceLink(address)
+    torch.set_num_threads(threads)
+    np.random.seed(SEED)  # noqa: NPY002 — fluke draws from the global generator
+    FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
+    images, targets = make_images(workload)
+    optimiser = OptimizerConfigurator({"name": "SGD", "lr": LEARNING_RATE, "momentum": MOMENTUM})
+
+    def make_client(user: int) -> object:
+        own = slice(user * workload.samples, (user + 1) * workload.samples)
+        data = FastDataLoader(
+            images[own], targets[own], num_labels=workload.classes, batch_size=workload.batch, shuffle=True
+        )
+        # Without persistency a client begins every round with a new optimiser, as in the other systems.
+        return Client(user, data, None, optimiser, nn.CrossEntropyLoss(), local_epochs=1, persistency=False)
+
+    class Turns(Server):  # type: ignore[misc]
+        """Reports each round, and waits for the next turn."""
+
+        begin = time.perf_counter()
+
+        def aggregate(self, *arguments: object, **options: object) -> None:
+            super().aggregate(*arguments, **options)
+            link.report(time.perf_counter() - self.begin)
+            if not link.wait_for_turn():
+                raise EarlyStopping(0)
+            self.begin = time.perf_counter()
+
+    clients = [make_client(user) for user in range(workload.users)]
+    server = Turns(build_module(workload), None, clients)
+    race = CentralizedFL(workload.users, None, {}, clients, server)
+    race.run(ENDLESS, workload.cohort / workload.users)
+
+
+WORKERS = {"cfel": run_cfel, "bare": run_bare, "pfl": run_pfl, "flower": run_flower, "fluke": run_fluke}
 
 
 if __name__ == "__main__":

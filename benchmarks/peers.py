@@ -1,7 +1,7 @@
-"""`python -m benchmarks peers`: the same rounds in cfel, a bare PyTorch loop, pfl and Flower, taking turns.
+"""`python -m benchmarks peers`: the same rounds in cfel, a bare PyTorch loop and other simulators, in turns.
 
 Each system runs one round, again and again, in a worker process of its own (`peer_workers`), so that all
-meet the same load. pfl and Flower have a virtual environment of their own: their pins contradict ours.
+meet the same load. The others have virtual environments of their own: their pins contradict ours.
 """
 
 import os
@@ -23,13 +23,15 @@ from rich.console import Console
 
 import benchmarks
 import cfel
-from benchmarks.child import find_parent, read_memory
+from benchmarks.child import find_parent, read_cpu_seconds, read_memory
 from benchmarks.peer_workers import WORKLOADS, Workload, to_argument
 from cfel.cli.output import new_table, print_table
 from cfel.errors import DeploymentError, InputError
 
-PINS = {"pfl": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0"}
-ENVIRONMENT = Path.home() / ".cache" / "cfel" / "peers"
+PINS = {"pfl": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0", "fluke": "fluke-fl==0.8.1"}
+ENVIRONMENTS = Path.home() / ".cache" / "cfel" / "peers"
+# Peers that share an environment.
+TOGETHER = (("pfl", "flower"), ("fluke",))
 # Flower's first round took 73 s on two cores; an overloaded machine takes longer.
 _FIRST_SECONDS, _ROUND_SECONDS, _END_SECONDS = 900.0, 600.0, 60.0
 
@@ -59,12 +61,14 @@ class Standing:
         name: display name.
         start_seconds: from the start of the process to the end of the first round.
         seconds: of each further round.
+        cpu_seconds: of all its processes, in each further round.
         peak_bytes: memory of all its processes after a round, shared pages counted once; the largest.
     """
 
     name: str
     start_seconds: float
     seconds: tuple[float, ...]
+    cpu_seconds: tuple[float, ...]
     peak_bytes: int
 
     @property
@@ -90,13 +94,14 @@ class Results:
 
 
 def _print_standings(console: Console, title: str, standings: Sequence[Standing]) -> None:
-    table = new_table("system", "s per round", "fastest", "relative", "MiB", "first round s")
+    table = new_table("system", "s per round", "fastest", "relative", "CPU s", "MiB", "first s")
     for each in standings:
         table.add_row(
             each.name,
             f"{each.median:.2f}",
             f"{min(each.seconds):.2f}",
             f"{each.median / standings[0].median:.2f}",
+            f"{statistics.median(each.cpu_seconds):.2f}",
             f"{each.peak_bytes / 2**20:,.0f}",
             f"{each.start_seconds:.1f}",
         )
@@ -105,8 +110,8 @@ def _print_standings(console: Console, title: str, standings: Sequence[Standing]
 
 def measure(*, quick: bool, only: str | None = None) -> Results:
     """Runs the benchmark, or one workload of it."""
-    print(f"{', '.join(PINS.values())} in {ENVIRONMENT} …", file=sys.stderr)
-    entrants = _list_entrants(prepare_environment(ENVIRONMENT, tuple(PINS)))
+    print(f"{', '.join(PINS.values())} in {ENVIRONMENTS} …", file=sys.stderr)
+    entrants = _list_entrants(_prepare_environments())
     races = {}
     for name, workload in WORKLOADS.items():
         if only in (None, name):
@@ -115,15 +120,36 @@ def measure(*, quick: bool, only: str | None = None) -> Results:
     return Results(races)
 
 
-def _list_entrants(theirs: Path) -> list[Entrant]:
-    ours, cores = Path(sys.executable), os.cpu_count() or 1
+def _prepare_environments() -> dict[str, Path]:
+    """The interpreter of every peer; one that cannot be installed is named, and left out."""
+    found: dict[str, Path] = {}
+    for peers in TOGETHER:
+        try:
+            python = prepare_environment(ENVIRONMENTS / "-".join(peers), peers)
+        except InputError as error:
+            print(f"left out: {error}", file=sys.stderr)
+        else:
+            found |= dict.fromkeys(peers, python)
+    return found
+
+
+def _list_entrants(theirs: Mapping[str, Path]) -> list[Entrant]:
+    cores = os.cpu_count() or 1
+    interpreters = {"cfel": Path(sys.executable), "bare": Path(sys.executable), **theirs}
+    listed = [
+        ("cfel", "cfel", cores),
+        ("bare loop, 1 thread", "bare", 1),
+        (f"bare loop, {cores} threads", "bare", cores),
+        ("pfl, 1 process", "pfl", 1),
+        (f"pfl, {cores} processes", "pfl", cores),
+        (f"Flower, {cores} actors", "flower", cores),
+        # It has one process, and trains one client after another.
+        (f"fluke, {cores} threads", "fluke", cores),
+    ]
     return [
-        Entrant("cfel", ours, "cfel", cores),
-        Entrant("bare loop, 1 thread", ours, "bare", 1),
-        Entrant(f"bare loop, {cores} threads", ours, "bare", cores),
-        Entrant("pfl, 1 process", theirs, "pfl", 1),
-        Entrant(f"pfl, {cores} processes", theirs, "pfl", cores),
-        Entrant(f"Flower, {cores} actors", theirs, "flower", cores),
+        Entrant(name, interpreters[system], system, parallel)
+        for name, system, parallel in listed
+        if system in interpreters
     ]
 
 
@@ -175,6 +201,10 @@ class Worker:
         """Memory of the worker and everything it started."""
         return sum(read_memory(pid, "Pss:") for pid in find_descendants(self.process.pid))
 
+    def measure_cpu_seconds(self) -> float:
+        """CPU time so far of the worker and everything it started."""
+        return sum(read_cpu_seconds(pid) for pid in find_descendants(self.process.pid))
+
     def end(self) -> None:
         """Closes the connection, which ends the worker, and stops what does not end by itself."""
         family = find_descendants(self.process.pid)
@@ -223,7 +253,8 @@ def run_race(workload: Workload, entrants: Sequence[Entrant], rounds: int) -> li
     Raises:
         DeploymentError: a worker ended early or took too long; the message has its last words.
     """
-    starts, seconds, peaks = {}, {each.name: list[float]() for each in entrants}, dict[str, int]()
+    starts, peaks = dict[str, float](), dict[str, int]()
+    seconds, cpu = ({each.name: list[float]() for each in entrants} for _ in range(2))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         workers: Mapping[str, Worker] = {}
@@ -235,9 +266,13 @@ def run_race(workload: Workload, entrants: Sequence[Entrant], rounds: int) -> li
             workers = {**workers, entrant.name: worker}
         for _ in range(rounds):
             for name, worker in workers.items():
+                before = worker.measure_cpu_seconds()
                 seconds[name].append(worker.run_round())
+                cpu[name].append(worker.measure_cpu_seconds() - before)
                 peaks[name] = max(peaks.get(name, 0), worker.measure_memory())
-    return [Standing(name, starts[name], tuple(seconds[name]), peaks[name]) for name in starts]
+    return [
+        Standing(name, starts[name], tuple(seconds[name]), tuple(cpu[name]), peaks[name]) for name in starts
+    ]
 
 
 def _link_packages(folder: Path) -> Path:

@@ -55,6 +55,7 @@ def test_workers_take_turns_and_end() -> None:
     for each in standings:
         assert len(each.seconds) == 3
         assert 0 < each.median < each.start_seconds
+        assert len(each.cpu_seconds) == 3
         assert each.peak_bytes > 2**20
 
 
@@ -93,7 +94,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
     def race(_: object, entrants: list[Any], rounds: int) -> list[Standing]:
         return [
-            Standing(each.name, 10.0, (1.0 + i,) * rounds, 2**30 + i * 2**20)
+            Standing(each.name, 10.0, (1.0 + i,) * rounds, (2.0,) * rounds, 2**30 + i * 2**20)
             for i, each in enumerate(entrants)
         ]
 
@@ -103,6 +104,27 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     shown = capsys.readouterr()
     assert "flwr[simulation]==" in shown.err
     assert "small CNN, 50 of 1,000 users" in shown.out
-    rows = [line.split()[0] for line in shown.out.splitlines()[2:8]]
-    assert rows == ["cfel", "bare", "bare", "pfl,", "pfl,", "Flower,"]
+    rows = [line.split()[0] for line in shown.out.splitlines()[2:9]]
+    assert rows == ["cfel", "bare", "bare", "pfl,", "pfl,", "Flower,", "fluke,"]
     assert max(map(len, shown.out.splitlines())) <= 80
+
+
+def test_a_peer_that_cannot_be_installed_is_left_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(_: Path, names: tuple[str, ...]) -> Path:
+        if "fluke" in names:
+            raise InputError("fluke: no such package")
+        return Path("python")
+
+    raced: list[str] = []
+
+    def race(_: object, entrants: list[Entrant], __: int) -> list[Standing]:
+        raced.extend(each.system for each in entrants)
+        return []
+
+    monkeypatch.setattr(peers, "prepare_environment", prepare)
+    monkeypatch.setattr(peers, "run_race", race)
+    peers.measure(quick=True, only="small_cnn")
+    assert raced == ["cfel", "bare", "bare", "pfl", "pfl", "flower"]
+    assert "left out: fluke: no such package" in capsys.readouterr().err

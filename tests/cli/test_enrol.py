@@ -105,7 +105,9 @@ def test_wrong_usage(run: Run, arguments: list[str], words: str, tmp_path: Path)
 def test_a_node_that_is_not_in_the_experiment(run: Run, experiment: Path, tmp_path: Path) -> None:
     answer = run("invite", tmp_path / "f", "device-2", *setting(experiment))
     assert answer.code == 2
-    assert "device-2: is not in the experiment, which has edge-0 to device-1" in answer.err
+    assert "device-2: is not in the experiment; --edge adds it to the running federation" in answer.err
+    answer = run("invite", tmp_path / "f", "edge-1", *setting(experiment))
+    assert "edge-1: is not in the experiment; --address adds it to the running federation" in answer.err
 
 
 def test_an_archive_is_joined_like_a_token(run: Run, write: Write, experiment: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ TABLES = [
     ("learning", "learning-cifar10", (0.4,)),
     ("under-budgets", "under-budgets-cifar10", (0.4,)),
     ("under-budgets", "under-budgets-femnist", (0.72,)),
+    ("full", "full-femnist", (0.75,)),
     ("tuned", ".", ()),
 ]
 

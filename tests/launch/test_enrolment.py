@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
+from cfel.deployment.node import Node
 from cfel.deployment.protocol.messages import PROTOCOL_VERSION, encode
 from cfel.deployment.security.certificates import fingerprint, issue, make_authority, make_request, revoke
 from cfel.deployment.security.identity import Identity
@@ -25,6 +26,7 @@ from cfel.launch import enrolment
 from cfel.launch.enrolment import OperatorDirectory, add_port, join, prepare_operator, serve_invitations
 from cfel.launch.machine import Place, join_with_token, set_up
 from cfel.launch.node import read_node
+from cfel.membership import FleetChange
 from tests.launch.test_node import free_port
 
 EXPERIMENT = """
@@ -263,6 +265,34 @@ def test_the_directory_of_an_operator(federation: OperatorDirectory, tmp_path: P
         prepare_operator(tmp_path / "new", tmp_path / "experiment.toml", ("a:1",))
     with pytest.raises(InputError, match="name --experiment and --edges once"):
         OperatorDirectory(tmp_path / "nothing").read_operator()
+
+
+def test_nodes_are_added_to_a_running_federation(
+    federation: OperatorDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked of the federation; an edge server's address is known from then on."""
+    asked: list[FleetChange] = []
+
+    async def agree(node: Node, change: FleetChange, seconds: float) -> int:
+        assert (node.identity, seconds) == (Identity("operator", 0), 600.0)
+        asked.append(change)
+        return 5
+
+    monkeypatch.setattr(enrolment, "ask_for_change", agree)
+    device, edge = Identity("device", 9), Identity("edge", 2)
+    assert (federation.is_known(DEVICE), federation.is_known(device)) == (True, False)
+    assert asyncio.run(federation.add_node(device, 1, "")) == 5
+    with pytest.raises(InputError, match="edge-3: the next edge server is edge-2"):
+        asyncio.run(federation.add_node(Identity("edge", 3), 0, "c:1"))
+    assert asyncio.run(federation.add_node(edge, 0, "c:1")) == 5
+    assert [(each.what, each.device, each.edge, each.address) for each in asked] == [
+        ("add device", (9,), 1, ""),
+        ("add edge", (), 2, "c:1"),
+    ]
+    assert federation.read_operator().node.addresses == (*ADDRESSES, "c:1")
+    assert federation.find_hosts(edge) == ("c",)
+    # The command that began it may still be repeated.
+    prepare_operator(federation.path, tmp_path / "experiment.toml", ADDRESSES)
 
 
 def test_files_that_the_experiment_names_travel_with_it(tmp_path: Path) -> None:

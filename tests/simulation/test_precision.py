@@ -38,8 +38,8 @@ def test_auto_falls_back_and_says_why(tmp_path: Path) -> None:
     said: list[str] = []
     run_experiment(rounded("MLP", "auto"), tmp_path / "run", RunOptions(notify=said.append))
     assert said == [
-        "engine: threads, as devices cannot be trained side by side: local.precision = 'bfloat16' is for one "
-        "device at a time"
+        "engine: processes, as devices cannot be trained side by side: local.precision = 'bfloat16' is for "
+        "one device at a time"
     ]
 
 

@@ -158,5 +158,5 @@ def test_asymmetric_matrix_is_accepted() -> None:
 def test_target_must_be_a_distribution() -> None:
     with pytest.raises(InputError, match=r"pi: sums to 1\.5, must be 1"):
         metropolis_weights(nx.path_graph(2), [0.75, 0.75])
-    with pytest.raises(InputError, match=r"pi\[0\] = 0\.0"):
-        metropolis_weights(nx.path_graph(2), [0, 1])
+    with pytest.raises(InputError, match=r"pi\[0\] = -1\.0"):
+        metropolis_weights(nx.path_graph(2), [-1, 2])

@@ -277,7 +277,7 @@ def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
     """Where no upload and no gossip was lost, records and models equal the simulator's to the last bit."""
     records = history.log(EDGES[0])
     is_patient = history.schedule.is_patient
-    is_complete = not history.stuck and (is_patient or nothing_was_lost(history))
+    is_complete = not history.stuck and (history.schedule.loses_nothing or nothing_was_lost(history))
     changes = tuple(change for record in records for change in record.changes)
     if is_complete and timeless(records) != simulated(is_patient=is_patient, changes=changes):
         yield "the log differs from the simulator's"

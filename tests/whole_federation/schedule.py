@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from cfel.deployment.host import STUCK_SECONDS
 from cfel.deployment.security.identity import Identity
 from cfel.membership import FleetChange
 
@@ -42,7 +43,7 @@ class Schedule:
     """The faults of one seed.
 
     Attributes:
-        is_patient: whether deadlines are longer than all faults, so that no upload may be lost at all.
+        is_patient: whether deadlines are longer than all faults.
         changes: what an operator asks for, and when.
     """
 
@@ -50,6 +51,12 @@ class Schedule:
     is_patient: bool
     faults: tuple[Fault, ...]
     changes: tuple[tuple[float, FleetChange], ...] = ()
+
+    @property
+    def loses_nothing(self) -> bool:
+        """Whether no upload may be lost; an edge server whose disk is full for long is left out of rounds."""
+        full = sum(each.seconds for each in self.faults if each.kind == "full disk")
+        return self.is_patient and full < STUCK_SECONDS
 
     def __str__(self) -> str:
         kind = "patient" if self.is_patient else "with short deadlines"

@@ -10,7 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.cli.certs import parse_lifetime
-from cfel.cli.options import Commands, add_command, add_json_option, parse_names, parse_positive
+from cfel.cli.options import (
+    Commands,
+    add_command,
+    add_json_option,
+    parse_count,
+    parse_names,
+    parse_positive,
+)
 from cfel.cli.output import print_json
 from cfel.deployment.host import RealDisk
 from cfel.deployment.protocol.addresses import join_address
@@ -29,7 +36,8 @@ from cfel.launch.enrolment import (
 from cfel.wording import plural
 
 EXAMPLE = """  cfel invite federation --experiment experiment.toml --edges 10.0.0.1,10.0.0.2,10.0.0.3
-  cfel invite federation device-4"""
+  cfel invite federation device-4
+  cfel invite federation device-20 --edge 1"""
 
 
 def register(commands: Commands, name: str) -> None:
@@ -53,6 +61,15 @@ def register(commands: Commands, name: str) -> None:
         action="append",
         default=[],
         help="another file that every node needs, such as a module (repeatable)",
+    )
+    parser.add_argument(
+        "--edge",
+        type=parse_count,
+        metavar="I",
+        help="add a device that is not in the experiment, to this edge server",
+    )
+    parser.add_argument(
+        "--address", metavar="HOST[:PORT]", help="add an edge server that is not in the experiment"
     )
     parser.add_argument(
         "--at",
@@ -97,16 +114,27 @@ def _prepare(arguments: argparse.Namespace) -> OperatorDirectory:
 
 
 def _invite(federation: OperatorDirectory, arguments: argparse.Namespace, at: str) -> dict[Identity, Token]:
-    known = federation.list_nodes()
     named = [parse_identity(name) for name in arguments.nodes]
-    unknown = [each for each in named if each not in known]
-    if unknown:
-        raise InputError(f"{unknown[0]}: is not in the experiment, which has {known[0]} to {known[-1]}")
+    for identity in named:
+        if not federation.is_known(identity):
+            _add(federation, arguments, identity)
     authority = fingerprint(federation.authority)
     return {
         each: federation.invitations.invite(each, authority, at, arguments.expires)
         for each in named or federation.list_absent()
     }
+
+
+def _add(federation: OperatorDirectory, arguments: argparse.Namespace, identity: Identity) -> None:
+    """Adds a node to the fleet of the running federation."""
+    option = {"edge": "address", "device": "edge"}.get(identity.role, "")
+    if not option or getattr(arguments, option) is None:
+        hint = f"; --{option} adds it to the running federation" if option else ""
+        raise InputError(f"{identity}: is not in the experiment{hint}")
+    address = "" if arguments.address is None else add_port(arguments.address)
+    first = asyncio.run(federation.add_node(identity, arguments.edge, address))
+    errors = Console(stderr=True, highlight=False)
+    errors.print(f"{identity} belongs to the federation from round {first} on")
 
 
 def _print_tokens(tokens: dict[Identity, Token], json: bool) -> None:

@@ -70,6 +70,8 @@ MOST_TRIED = 64
 MOST_READY = 600
 # Makespans that are tried at each stage of the search; few devices are offered more.
 MAKESPANS = 12
+# Of these, so many of the best are tried again with the time that their responses need.
+TIGHTENED = 3
 # A larger fleet chooses its makespan by a sample of about this size.
 SAMPLE = 2048
 _PER_DEVICE = (
@@ -197,7 +199,10 @@ class ListFleet:
     def at(self, makespan: FloatArray) -> "ListFleet":
         """One copy per makespan, in which devices have at most as many seconds."""
         spans = len(makespan)
-        copies: dict[str, Any] = {name: np.tile(getattr(self, name), spans) for name in _PER_DEVICE}
+        shape = (spans, self.size)
+        copies: dict[str, Any] = {
+            name: np.broadcast_to(getattr(self, name), shape).ravel() for name in _PER_DEVICE
+        }
         copies["seconds"] = np.minimum(self.seconds, makespan[:, None]).ravel()
         copies["cluster"] = (self.cluster + self.clusters * np.arange(spans)[:, None]).ravel()
         return replace(self, rows=None, clusters=self.clusters * spans, **copies)
@@ -489,8 +494,9 @@ class _Search:
         return ready[(ready > shortest) & (ready < longest)]
 
     def _tighten(self, points: list[_Point]) -> FloatArray:
-        """Makespans at which the responses are just ready at full clocks."""
-        return np.unique([min(point.needed, point.makespan) for point in points])
+        """Makespans at which the best responses are just ready at full clocks."""
+        best = sorted(points, reverse=True)[:TIGHTENED]
+        return np.unique([min(point.needed, point.makespan) for point in best])
 
 
 def _search_makespan(fleet: ListFleet, energy_cap: float, weighing: Weighing) -> list[_Point]:

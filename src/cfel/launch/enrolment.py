@@ -14,6 +14,7 @@ authority vouches for. Only that one sees the secret of the token.
 import asyncio
 import contextlib
 import logging
+import secrets
 import socket
 import ssl
 import tempfile
@@ -28,7 +29,7 @@ import msgspec
 import tomli_w
 
 from cfel import __version__
-from cfel.deployment.node import Node
+from cfel.deployment.node import Node, ask_for_change
 from cfel.deployment.protocol.addresses import join_address, split_address
 from cfel.deployment.protocol.messages import PROTOCOL_VERSION, Count, Version, check_version, decode, encode
 from cfel.deployment.security.certificates import (
@@ -56,6 +57,7 @@ from cfel.errors import (
 from cfel.experiment import load_experiment
 from cfel.experiment.sections import PATHS
 from cfel.launch.node import NodeFile, read_node, write_node
+from cfel.membership import FleetChange
 from cfel.plugins import ANY_CODE, import_from
 from cfel.system.fleet import cluster_sizes
 from cfel.wording import escape_control
@@ -69,6 +71,8 @@ _MOST_ANSWER_BYTES = 256 * 1024**2
 _MOST_CONNECTIONS = 64
 _LENGTH_BYTES = 4
 _LOOK_SECONDS = 1.0
+# A change holds from the next global round on, which may take a while.
+_CHANGE_SECONDS = 600.0
 _SERVER_HOURS = 24.0 * 365
 _LOG = logging.getLogger(__name__)
 Value = TypeVar("Value")
@@ -158,6 +162,36 @@ class OperatorDirectory:
             *(Identity("device", n) for n in range(fleet.devices)),
         ]
 
+    def is_known(self, identity: Identity) -> bool:
+        """Whether a node is in the experiment, or was added to the fleet later."""
+        return identity in self.list_nodes() or is_issued(self.certificates, identity)
+
+    async def add_node(self, identity: Identity, edge: int, address: str) -> int:
+        """Adds a node to the fleet of a running federation; returns the first round that it belongs to.
+
+        Args:
+            identity: the node.
+            edge: of a device: its edge server.
+            address: of an edge server: where others will reach it.
+
+        Raises:
+            InputError: the number of an edge server is not the next.
+            DeploymentError: the federation does not accept it, or does not answer.
+        """
+        operator, path = self.read_operator(), self.path / "nodes" / "operator-0.toml"
+        node, ticket = operator.node, secrets.token_hex(8)
+        if identity.role == "device":
+            change = FleetChange(1, "add device", device=(identity.number,), edge=edge, ticket=ticket)
+            return await ask_for_change(node, change, _CHANGE_SECONDS)
+        if identity.number != len(node.addresses):
+            raise InputError(f"{identity}: the next edge server is edge-{len(node.addresses)}")
+        change = FleetChange(1, "add edge", edge=identity.number, address=address, ticket=ticket)
+        first = await ask_for_change(node, change, _CHANGE_SECONDS)
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table["addresses"].append(address)
+        replace_file(path, tomli_w.dumps(table).encode(), private=True)
+        return first
+
     def list_absent(self) -> list[Identity]:
         """Nodes that have neither a certificate nor an open invitation."""
         invited = set(self.invitations.list_open())
@@ -199,7 +233,9 @@ def prepare_operator(
     content = _gather_files(experiment, files)
     found = OperatorDirectory(path)
     if (path / "nodes" / "operator-0.toml").exists():
-        if found.make_kit().files != content or found.read_operator().node.addresses != tuple(addresses):
+        # Edge servers may have been added since.
+        known = found.read_operator().node.addresses[: len(addresses)]
+        if found.make_kit().files != content or known != tuple(addresses):
             raise InputError(f"{path} is of another experiment or other edge servers: name another directory")
         return found
     with translate_os_errors("create", path):

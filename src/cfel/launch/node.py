@@ -32,7 +32,6 @@ import tomli_w
 import torch
 from torch import Tensor
 
-from cfel.dashboard import dashboard_app, serve
 from cfel.deployment.edge.node import ServeStatus
 from cfel.deployment.node import Node, run_device, run_edge
 from cfel.deployment.protocol.addresses import split_address
@@ -269,6 +268,9 @@ def prepare_directory(directory: Path, experiment: Experiment, world: World) -> 
 
 def _make_dashboard(experiment: Experiment, file: NodeFile) -> ServeStatus:
     """Returns the coroutine function that serves the dashboard of an edge server."""
+    # Only here: devices do without a web server.
+    from cfel.dashboard import dashboard_app, serve
+
     host, port = split_address("dashboard", file.dashboard)
     certificate = file.node.certificates / f"{file.node.identity}.pem"
 

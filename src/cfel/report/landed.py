@@ -110,7 +110,9 @@ def read_study(study: Path, within: str = "") -> tuple[LandedRun, ...]:
     common = _read_toml(study / EXPERIMENT)
     with translate_parse_errors(study / RUNS):
         document = parse_json(_read_text(study / RUNS))
-        rows = [row for row in document["runs"] if not within or f"{row['run']}/".startswith(f"{within}/")]
+        rows = [
+            row for row in document["runs"] if f"{row['run']}/".startswith(f"{within}/" if within else "")
+        ]
     records = _read_rounds(study / ROUNDS, {row["run"] for row in rows})
     with translate_parse_errors(study / RUNS):
         return tuple(

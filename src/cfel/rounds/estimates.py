@@ -9,7 +9,7 @@ are those of Algorithm 3, to the last bit.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -46,7 +46,7 @@ _LEAST_DEVICES = 3
 """Of two devices that contradict each other, neither is known to be wrong."""
 
 
-def needs_estimates(estimator: str, known: Sequence[Estimates | None]) -> bool:
+def needs_estimates(estimator: str, known: Iterable[Estimates | None]) -> bool:
     """Whether devices estimate σ² and G² before a plan: while there are no estimates, or always (`fresh`).
 
     With `reuse` a device's first steps give its estimates at no cost. A device that joins later is taken to
@@ -265,7 +265,13 @@ def _noise_ratio(means: FloatArray) -> FloatArray:
 
 
 def _both(known: Sequence[Estimates | None]) -> FloatArray:
-    return np.array([(math.nan, math.nan) if each is None else (each.sigma2, each.g2) for each in known])
+    # In a large fleet only few devices may have taken part so far.
+    rows = [(number, each.sigma2, each.g2) for number, each in enumerate(known) if each is not None]
+    both = np.full((len(known), 2), math.nan)
+    if rows:
+        numbers, *columns = zip(*rows, strict=True)
+        both[np.array(numbers)] = np.array(columns).T
+    return both
 
 
 def _mean_kept_energy(known: Sequence[Estimates | None]) -> FloatArray | None:

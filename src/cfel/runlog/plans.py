@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from cfel.durable import check_directory, read_bytes, replace_file, translate_parse_errors
@@ -98,6 +96,10 @@ def write_plan(directory: Path, plan: PlanTable) -> None:
 
 def encode_plan(plan: PlanTable) -> bytes:
     """The content of the table's file."""
+    # Here and below, because devices write no tables.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     columns = {"round": np.full(len(plan.device), plan.round, dtype=np.int32)}
     columns |= {name: getattr(plan, name) for name in column_names()}
     buffer = BytesIO()
@@ -120,6 +122,9 @@ def decode_plan(path: Path, global_round: int, content: bytes) -> PlanTable:
 
 def _read_columns(content: bytes) -> dict[str, NDArray[Any]]:
     """The columns of a table, after a look at how large they will be: a small file can hold a huge table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     file = pq.ParquetFile(BytesIO(content))
     # Tables written before clocks could be turned down have no speeds.
     names = [name for name in column_names() if name != "speed" or name in file.schema_arrow.names]

@@ -114,12 +114,8 @@ def _look_ahead(setting: Setting, state: RunState) -> Observation:
     """What the scheme would see at the start of the next global round."""
     control = state.control
     conditions = setting.conditions(control.rounds_done, 0, control.spent_joules)
-    return _observe(setting, state, 0, conditions)
-
-
-def _observe(setting: Setting, state: RunState, edge_round: int, conditions: Conditions) -> Observation:
-    estimates = view_estimates(setting, state.control, state.estimates, conditions.available)
-    return observe(setting, state.control, edge_round, conditions, estimates)
+    estimates = view_estimates(setting, control, state.estimates, conditions.available)
+    return observe(setting, control, 0, conditions, estimates)
 
 
 def run_edge_round(
@@ -136,8 +132,11 @@ def run_edge_round(
         conditions = conditions.without(find_busy(state.pending, setting.fleet.devices))
     with _name_cluster(world):
         state = estimate(world, executor, state, conditions, edge_round)
-        observation = _observe(setting, state, edge_round, conditions)
-        control = note_influence(setting, control, state.estimates, conditions.available)
+        # Once, as it looks at every device of what may be a large fleet.
+        known = state.estimates
+        estimates = view_estimates(setting, control, known, conditions.available)
+        observation = observe(setting, control, edge_round, conditions, estimates)
+        control = note_influence(setting, control, known, conditions.available)
         plan, control = plan_edge_round(setting, control, observation)
         conditions, used = plan.leave_out(conditions), find_used(setting.schedule_by, observation)
         rate = world.training.local.find_rate(used)
@@ -192,7 +191,7 @@ def estimate(
     world: World, executor: Executor, state: RunState, conditions: Conditions, edge_round: int
 ) -> RunState:
     """The state with fresh estimates where they are needed."""
-    if not needs_estimates(world.training.local.estimator, state.estimates):
+    if not needs_estimates(world.training.local.estimator, (each.estimates for each in state.devices)):
         return state
     available = np.flatnonzero(conditions.available).tolist()
     setting, devices = world.setting, list(state.devices)
@@ -274,11 +273,11 @@ def evaluate_round(
         models = [mean_model(setting.fleet.sizes, dict(enumerate(models)))]
     # Where all devices share one model, its number is 0.
     members = setting.fleet.list_members()
-    number = [int(setting.fleet.cluster[n]) if len(models) > 1 else 0 for n in members]
+    number = (setting.fleet.cluster[members] if len(models) > 1 else np.zeros(len(members), int)).tolist()
     measure = partial(measure_each, world, members)
     personal = losses = None
-    devices = [state.devices[n] for n in members]
-    if own := _evaluate_personal(world, executor, devices, [models[i] for i in number]):
+    owners = list(zip(members, number, strict=True))
+    if own := _evaluate_personal(world, executor, state.devices, models, owners):
         personal = measure([each.per_sample for each in own])
         losses = measure([each.losses for each in own])
         if world.new_device.memory:
@@ -301,16 +300,20 @@ def evaluate_round(
 
 
 def _evaluate_personal(
-    world: World, executor: Executor, devices: Sequence[DeviceState], models: Sequence[FlatModel]
+    world: World,
+    executor: Executor,
+    devices: Sequence[DeviceState],
+    models: Sequence[FlatModel],
+    owners: Sequence[tuple[int, int]],
 ) -> list[Evaluation]:
-    """Every device's own model, made from the edge model of each; empty where devices have none."""
+    """Every owner's own model, by numbers of device and edge model; empty where devices have none."""
     name = find_algorithm(world.training).personal_model
     if name is None and not world.new_device.memory:
         return []
     found: list[Evaluation] = []
-    for start in range(0, len(devices), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        own = [find_own_model(*each, name) for each in zip(models[part], devices[part], strict=True)]
+    for start in range(0, len(owners), _AT_ONCE):
+        part = owners[start : start + _AT_ONCE]
+        own = [find_own_model(models[i], devices[n], name) for n, i in part]
         found += executor.run_evaluations(own, world.evaluation.samples)
     return found
 

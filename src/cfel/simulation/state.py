@@ -6,6 +6,7 @@ It has everything that the loop carries from round to round, and nothing that ca
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -147,7 +148,7 @@ class RunState:
     @property
     def estimates(self) -> tuple[Estimates | None, ...]:
         """Every device's newest σ² and G²."""
-        return tuple(device.estimates for device in self.devices)
+        return tuple(map(attrgetter("estimates"), self.devices))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -265,8 +265,10 @@ class EdgeNode:
                     return
                 await server.publish()
                 await self.devices.finish(_DEVICE_END_SECONDS, server.log.last_round, server.state.model)
-                # The coordinator needs its vote until all edge servers know of the end.
-                await self._role.wait_for_end()
+                # The coordinator needs its vote until all edge servers know of the end. Afterwards, one that
+                # was elected here would wait for those that have ended.
+                if not server.released.is_set():
+                    await self._role.wait_for_end()
                 await _wait_at_most(
                     2 * self._deployment.gossip_seconds, "not released", server.released.wait()
                 )

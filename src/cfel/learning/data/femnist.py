@@ -8,9 +8,9 @@ the same one. Without a path the Parquet form is downloaded through `hub`.
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
@@ -19,6 +19,9 @@ from cfel.errors import InputError
 from cfel.learning.data.dataset import DataSet, Normalisation, choose_test_tenth, make_class_targets
 from cfel.learning.data.hub import load_splits, parse_name, read_part
 from cfel.learning.data.images import cache_directory, load_images, read_column_names, read_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 HUB = "hf:flwrlabs/femnist?image=image&label=character&writer=writer_id"
 _CLASSES = 62
@@ -78,7 +81,7 @@ def _load_from_parquet(files: list[Path], cache: Path) -> DataSet:
     return _build_data_set(images, labels, writers, test, str(files[0]))
 
 
-def _is_test(column: pa.ChunkedArray, file: Path) -> BoolArray:
+def _is_test(column: "pa.ChunkedArray", file: Path) -> BoolArray:
     values = np.asarray(column.to_pylist(), dtype=np.str_)
     bad = np.flatnonzero((values != "train") & (values != "test"))
     if bad.size:

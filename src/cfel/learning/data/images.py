@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from cfel.arrays import ByteArray
 from cfel.errors import InputError
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Augmentation: TypeAlias = Callable[[Tensor, np.random.Generator], Tensor]
 """(batch, generator) → batch; draws from the generator only, and works on the whole batch at once."""
@@ -78,12 +78,16 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cfel"
 
 
-def read_columns(path: Path, wanted: list[str]) -> dict[str, pa.ChunkedArray]:
+def read_columns(path: Path, wanted: list[str]) -> dict[str, "pa.ChunkedArray"]:
     """Reads some columns of a Parquet file.
 
     Raises:
         InputError: the file cannot be read, or has no such column.
     """
+    # Here and below, because most devices read no such files, and the packages take 30 MB.
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         table = pq.read_table(path, columns=None if not wanted else _check_columns(path, wanted))
     except (OSError, pa.ArrowException) as error:
@@ -92,6 +96,8 @@ def read_columns(path: Path, wanted: list[str]) -> dict[str, pa.ChunkedArray]:
 
 
 def _check_columns(path: Path, wanted: list[str]) -> list[str]:
+    import pyarrow.parquet as pq
+
     names = pq.read_schema(path).names
     for name in wanted:
         if name not in names:
@@ -101,6 +107,9 @@ def _check_columns(path: Path, wanted: list[str]) -> list[str]:
 
 def read_column_names(path: Path) -> list[str]:
     """Reads the names of a Parquet file's columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
         return list(pq.read_schema(path).names)
     except (OSError, pa.ArrowException) as error:
@@ -124,6 +133,8 @@ def load_cached_array(file: Path | None, make: Callable[[], ByteArray]) -> ByteA
 
 
 def _decode_column(path: Path, column: str, channels: int) -> ByteArray:
+    import pyarrow as pa
+
     cells = read_columns(path, [column])[column].combine_chunks()
     if not pa.types.is_struct(cells.type) or cells.type.get_field_index("bytes") < 0:
         raise InputError(f"{path}: column {column!r} must hold structs with a field 'bytes', is {cells.type}")
@@ -166,6 +177,8 @@ def decode_images(
 
 
 def _decode_image(content: bytes | None, channels: int | None, where: str) -> ByteArray:
+    from PIL import Image, UnidentifiedImageError
+
     try:
         with Image.open(io.BytesIO(content or b"")) as image:
             grey = channels == 1 if channels is not None else image.mode in GREY

@@ -217,7 +217,8 @@ def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple
         raise InputError(str(error)) from error
 
 
-def _export_program(flat: FlatModule, input_shape: tuple[int, ...], path: Path) -> torch.onnx.ONNXProgram:
+def _export_program(flat: FlatModule, input_shape: tuple[int, ...], path: Path) -> "torch.onnx.ONNXProgram":
+    # The name is quoted, because looking it up loads the exporter, in every process.
     with _silence_exporter():
         try:
             program = torch.onnx.export(

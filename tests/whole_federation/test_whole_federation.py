@@ -77,7 +77,7 @@ SEEDS = {
     "round-counted-twice": (2, "budgets_are_counted_once"),
     "stale-proposal": (3, "everybody_ends"),
     "upload-not-recognised": (1, "orders_are_carried_out_once"),
-    "vote-not-synced": (54, "one_leader_per_term"),
+    "vote-not-synced": (303, "one_leader_per_term"),
 }
 """Of each planted bug, a seed that finds it, and the property that is violated."""
 

@@ -10,8 +10,10 @@ from unittest.mock import patch
 from cfel.deployment.coordinator import coordinator
 from cfel.deployment.coordinator.calls import Handover, take_over
 from cfel.deployment.device import agent
+from cfel.deployment.edge.node import EdgeNode
 from cfel.deployment.election import member
 from cfel.deployment.election.member import Member
+from cfel.deployment.protocol.edge_requests import ChangeAnswer, ChangeRequest
 from cfel.runlog import RoundRecord
 from tests.support.memory_disk import MemoryDisk
 
@@ -76,6 +78,17 @@ def count_a_round_twice() -> AbstractContextManager[Any]:
     return patch.object(coordinator, "take_over", take)
 
 
+def confirm_a_change_too_early() -> AbstractContextManager[Any]:
+    """A change is confirmed before the record that it belongs to is stored by a majority."""
+    ask = EdgeNode._ask_for_change
+
+    async def confirm(self: EdgeNode, caller: Any, request: ChangeRequest) -> ChangeAnswer:
+        answer = await ask(self, caller, request)
+        return answer if answer.round else ChangeAnswer(self.server.state.position[0] + 2)
+
+    return patch.object(EdgeNode, "_ask_for_change", confirm)
+
+
 BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "vote-not-synced": skip_the_sync_of_a_vote,
     "upload-not-recognised": train_again_for_the_same_order,
@@ -83,6 +96,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "proposal-ignored": ignore_proposals,
     "leader-not-checked": obey_anybody,
     "round-counted-twice": count_a_round_twice,
+    "change-lost": confirm_a_change_too_early,
 }
 
 

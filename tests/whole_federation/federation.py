@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 
 from cfel.deployment.edge.node import EdgeNode
 from cfel.deployment.host import Host
-from cfel.deployment.protocol.calls import Client, Endpoint
+from cfel.deployment.protocol.calls import Client, Endpoint, RemoteCalls
+from cfel.deployment.protocol.edge_requests import ChangeRequest
 from cfel.deployment.security.identity import Identity
-from cfel.errors import CfelError, SilentEdgeServerError
+from cfel.errors import CfelError, RejectedError, SilentEdgeServerError, UnreachableError
 from cfel.learning.torch_state import prepare_process, prepare_thread
+from cfel.membership import FleetChange
 from tests.deployment.memory_federation import Federation
 from tests.deployment.virtual_time import OWNER, VirtualLoop, run_virtually
 from tests.support.inline_compute import InlineCompute
@@ -28,6 +30,7 @@ from tests.whole_federation.wire import Link, Quality, Wire, WireClient
 END_SECONDS = 900.0
 """A federation that has not ended so long after its last fault is stuck."""
 Result = TypeVar("Result")
+OPERATOR = Identity("operator", 0)
 
 
 class LaggingCompute(InlineCompute):
@@ -133,15 +136,36 @@ class WholeFederation(Federation):
         """Starts everybody, lets all faults happen, and returns when everybody has ended."""
         self.start()
         faults = [asyncio.create_task(self._suffer(fault)) for fault in schedule.faults]
+        asking = [asyncio.create_task(self._operate(*each)) for each in schedule.changes]
         await asyncio.gather(*faults)
         pending = [task for task in self.tasks.values() if not task.done()]
         if pending:
             await asyncio.wait(pending, timeout=END_SECONDS)
+        for task in asking:
+            task.cancel()
         self.history.stuck = [str(member) for member in EDGES + DEVICES if self.is_running(member)]
         for member in EDGES + DEVICES:
             if not self.is_running(member) and (error := self.tasks[member].exception()) is not None:
                 self.history.failures.append(f"{member} ended with {error!r}")
                 self.history.crashes.append(f"{member} ended with {error!r}")
+
+    async def _operate(self, at: float, change: FleetChange) -> None:
+        """Asks for a change until it holds, is refused, or the run is over."""
+        await asyncio.sleep(at)
+        self.wire.contexts.setdefault(OPERATOR, copy_context())
+        calls = RemoteCalls(WireClient(OPERATOR, self.wire))
+        while True:
+            for edge in EDGES:
+                try:
+                    answer = await calls.call(edge, ChangeRequest(change), 10.0)
+                except UnreachableError:
+                    continue
+                except RejectedError:
+                    return
+                if answer.round:
+                    return
+                break
+            await asyncio.sleep(1.0)
 
     async def _suffer(self, fault: Fault) -> None:
         chance = Random(f"{self.seed} {fault}")  # noqa: S311

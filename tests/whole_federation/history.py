@@ -20,6 +20,7 @@ from cfel.deployment.edge.storage import EdgeDisk
 from cfel.deployment.election.rules import Heartbeat
 from cfel.deployment.protocol.device_requests import NextOrder, NextRequest, UploadRequest
 from cfel.deployment.protocol.edge_requests import (
+    ChangeRequest,
     CloseCommand,
     Command,
     ElectionRequest,
@@ -177,11 +178,19 @@ def edge_rounds_happen_once(history: History) -> Iterator[str]:
 
 
 def devices_hear_what_was_used(history: History) -> Iterator[str]:
-    """An order names the device's last upload that went into a model: it returns no other to its residual."""
+    """An order names the device's last upload that went into a model: it returns no other to its residual.
+
+    What an edge server used just before it was gone, nobody else may know: of devices that it has lost to
+    another one, only what that one used counts.
+    """
     used: dict[Identity, list[tuple[int, int]]] = defaultdict(list)
-    for (_, at), answer in history.edge_rounds().items():
+    longest = max((history.log(edge) for edge in EDGES), key=len)
+    moves = [each for record in longest for each in record.changes if each.home is not None]
+    taken_over = {n: each.edge for each in moves for n in each.device}
+    for (edge, at), answer in history.edge_rounds().items():
         for each in answer.devices:
-            used[Identity("device", each.device)].append((at[0], at[1]))
+            if taken_over.get(each.device, edge.number) == edge.number:
+                used[Identity("device", each.device)].append((at[0], at[1]))
     for call in history.answered(NextRequest):
         if not isinstance(call.answer, NextOrder) or call.answer.kind != "update":
             continue
@@ -254,12 +263,23 @@ def budgets_are_counted_once(history: History) -> Iterator[str]:
                 yield f"{edge}, round {record.round}: {counted} J counted, {spent} J spent"
 
 
+def changes_hold(history: History) -> Iterator[str]:
+    """A change of the fleet that was confirmed is in the log, once, for the round that was named."""
+    for call in history.answered(ChangeRequest):
+        ticket, first = call.request.change.ticket, call.answer.round
+        longest = max((history.log(edge) for edge in EDGES), key=len)
+        logged = [each.round for record in longest for each in record.changes if each.ticket == ticket]
+        if logged != [first] * bool(first) and (first or len(logged) > 1):
+            yield f"{call.request.change.describe()}: confirmed for round {first}, logged for {logged}"
+
+
 def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
     """Where no upload and no gossip was lost, records and models equal the simulator's to the last bit."""
     records = history.log(EDGES[0])
     is_patient = history.schedule.is_patient
     is_complete = not history.stuck and (history.schedule.loses_nothing or nothing_was_lost(history))
-    if is_complete and timeless(records) != simulated(is_patient=is_patient):
+    changes = tuple(change for record in records for change in record.changes)
+    if is_complete and timeless(records) != simulated(is_patient=is_patient, changes=changes):
         yield "the log differs from the simulator's"
     for edge in EDGES:
         disk = MemoryDisk()
@@ -282,7 +302,8 @@ def nothing_was_lost(history: History) -> bool:
     A second plan for a round, made when nobody knows the first any more, has devices train twice: uploads for
     the first are lost, and momentum keeps what it learned from them.
     """
-    setting = history.world.setting
+    changes = [change for record in history.log(EDGES[0]) for change in record.changes]
+    world = history.world.with_changes(changes)
     orders: defaultdict[tuple[Identity, Any], set[Any]] = defaultdict(set)
     for call in history.answered(NextRequest):
         if isinstance(call.answer, NextOrder) and call.answer.kind == "update":
@@ -291,12 +312,14 @@ def nothing_was_lost(history: History) -> bool:
     if any(len(each) > 1 for each in orders.values()):
         return False
     for call in history.answered(EstimateCommand):
-        if len(call.answer.devices) < int(np.sum(setting.fleet.cluster == call.process[0].number)):
+        members = world.membership_at(call.request.position[0])
+        if len(call.answer.devices) < len(members.list_devices(call.process[0].number)):
             return False
     rounds, mixes = history.edge_rounds(), history.mixes()
     for number in range(len(history.log(EDGES[0]))):
+        setting = world.at(number).setting
         for edge in EDGES:
-            own = set(np.flatnonzero(setting.fleet.cluster == edge.number).tolist())
+            own = set(world.membership_at(number).list_devices(edge.number))
             for edge_round in range(setting.rounds.edge_rounds):
                 answers = [
                     each for (i, at), each in rounds.items() if (i, at[:2]) == (edge, (number, edge_round))
@@ -354,6 +377,7 @@ PROPERTIES: tuple[Callable[[History], Iterator[str]], ...] = (
     records_are_equal_everywhere,
     records_name_models,
     budgets_are_counted_once,
+    changes_hold,
     models_are_those_of_the_simulator,
 )
 

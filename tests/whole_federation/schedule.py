@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from cfel.deployment.host import STUCK_SECONDS
 from cfel.deployment.security.identity import Identity
+from cfel.membership import FleetChange
 
 EDGES = tuple(Identity("edge", i) for i in range(3))
 DEVICES = tuple(Identity("device", n) for n in range(6))
@@ -42,11 +44,13 @@ class Schedule:
 
     Attributes:
         is_patient: whether deadlines are longer than all faults.
+        changes: what an operator asks for, and when.
     """
 
     seed: int
     is_patient: bool
     faults: tuple[Fault, ...]
+    changes: tuple[tuple[float, FleetChange], ...] = ()
 
     @property
     def loses_nothing(self) -> bool:
@@ -56,14 +60,37 @@ class Schedule:
 
     def __str__(self) -> str:
         kind = "patient" if self.is_patient else "with short deadlines"
-        return "\n".join((f"seed {self.seed}, {kind}", *(f"  {each}" for each in self.faults)))
+        asked = (f"  {at:6.2f} s: an operator asks: {change.describe()}" for at, change in self.changes)
+        return "\n".join((f"seed {self.seed}, {kind}", *(f"  {each}" for each in self.faults), *asked))
 
 
 def draw_schedule(seed: int) -> Schedule:
     """The faults of a seed, by time."""
     chance = Random(f"{seed} schedule")  # noqa: S311 (repeatable chance is the point)
     faults = [_draw_fault(chance) for _ in range(chance.randint(1, MOST_FAULTS))]
-    return Schedule(seed, chance.random() < 0.5, tuple(sorted(faults, key=lambda each: each.at)))
+    is_patient = chance.random() < 0.5
+    return Schedule(seed, is_patient, tuple(sorted(faults, key=lambda each: each.at)), _draw_changes(seed))
+
+
+def _draw_changes(seed: int) -> tuple[tuple[float, FleetChange], ...]:
+    """What an operator asks for: nothing in half of the schedules, else up to three changes."""
+    chance = Random(f"{seed} changes")  # noqa: S311 (repeatable chance is the point)
+    if chance.random() < 0.5:
+        return ()
+    devices = chance.sample(range(len(DEVICES)), 3)
+    found = []
+    for number, device in enumerate(devices[: chance.randint(1, 3)]):
+        away = chance.choice([i for i in range(len(EDGES)) if i != device // 2])
+        fields: dict[str, Any] = chance.choice(
+            (
+                {"what": "move device", "device": (device,), "edge": away},
+                {"what": "remove device", "device": (device,)},
+                {"what": "extend", "rounds": 1},
+            )
+        )
+        change = FleetChange(1, ticket=f"{seed} {number}", **fields)
+        found.append((round(chance.uniform(0, LAST_FAULT_SECONDS), 3), change))
+    return tuple(found)
 
 
 def _draw_fault(chance: Random) -> Fault:

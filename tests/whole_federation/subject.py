@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cfel.experiment import Experiment
+from cfel.membership import FleetChange
 from cfel.world import World
 from tests.deployment.conftest import deployed
 from tests.simulation.drive import outcomes, timeless
@@ -32,7 +33,7 @@ def world(*, is_patient: bool) -> World:
 
 
 @cache
-def simulated(*, is_patient: bool) -> list[dict[str, Any]]:
-    """The records of the simulator."""
-    found = outcomes(experiment(is_patient=is_patient), world(is_patient=is_patient))
-    return timeless([each.record for each in found])
+def simulated(*, is_patient: bool, changes: tuple[FleetChange, ...] = ()) -> list[dict[str, Any]]:
+    """The records of the simulator, in which the fleet changes as it did."""
+    changed = world(is_patient=is_patient).with_changes(changes)
+    return timeless([each.record for each in outcomes(experiment(is_patient=is_patient), changed)])

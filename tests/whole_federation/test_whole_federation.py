@@ -71,12 +71,13 @@ def fingerprint(seed: int) -> list[tuple[object, ...]]:
 
 
 SEEDS = {
+    "change-lost": (6, "changes_hold"),
     "leader-not-checked": (5, "everybody_ends"),
     "proposal-ignored": (3, "everybody_ends"),
     "round-counted-twice": (2, "budgets_are_counted_once"),
     "stale-proposal": (3, "everybody_ends"),
     "upload-not-recognised": (1, "orders_are_carried_out_once"),
-    "vote-not-synced": (54, "one_leader_per_term"),
+    "vote-not-synced": (303, "one_leader_per_term"),
 }
 """Of each planted bug, a seed that finds it, and the property that is violated."""
 

@@ -139,7 +139,10 @@ def test_a_late_announcement_does_not_disturb_an_order() -> None:
 
 
 def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three global rounds of two edge rounds, six devices: 36 orders; estimates use the first one's model."""
+    """Three global rounds of two edge rounds, six devices: 36 orders; estimates use the first one's model.
+
+    At the end, each of the six fetches the last model, which it publishes.
+    """
     fetched: list[str] = []
     reported: list[str] = []
     call = RemoteCalls.call
@@ -157,7 +160,7 @@ def test_every_model_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(RemoteCalls, "call", watch)
     assert len(play_to_the_end(deployed(), tmp_path)) == 3
-    assert len(fetched) == 36
+    assert len(fetched) == 36 + 6
     assert reported.count("update") == 36
     # After the first edge round of each global round and between global rounds; a busy device may miss one.
     assert 15 <= reported.count("next model") <= 30

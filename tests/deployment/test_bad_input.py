@@ -149,7 +149,7 @@ KINDS = {
     "indices out of range": content(patched(INDICES_AT, b"\xff\xff\xff"), "ascending"),
     "wrong shape": content(to_message(make_upload(WIDER, ORDER)), "the model has 40"),
     "more values than the model has": content(patched(UPDATE_AT + 5, struct.pack("<I", 2**31)), "update"),
-    "unknown kind of update": content(patched(UPDATE_AT, b"\x08"), "unknown kind"),
+    "unknown kind of update": content(patched(UPDATE_AT, b"\x7f"), "unknown kind"),
     "update cut short": content(body(BODY[:-1]), "update"),
     "bytes behind the update": content(body(BODY + b"\0"), "update"),
     "more steps than asked": content(header(steps=6), "at most 5"),

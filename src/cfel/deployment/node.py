@@ -106,9 +106,8 @@ async def run_edge(
 
 def _check_addresses(node: Node, clusters: int) -> None:
     if len(node.addresses) < clusters:
-        raise InputError(
-            f"{node.identity}: addresses has {len(node.addresses)} entries, there are {clusters} edge servers"
-        )
+        given = f"{node.identity}: addresses has {len(node.addresses)} entries"
+        raise InputError(f"{given}, must have {clusters}: one per edge server")
 
 
 async def run_device(

@@ -153,7 +153,10 @@ class RunState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundOutcome:
-    """A finished global round: its line of the log, its plans, and the state to continue from."""
+    """A finished global round: its line of the log, its plans, and the state to continue from.
+
+    The next round may train in the same memory. Copy the state to keep it longer.
+    """
 
     record: RoundRecord
     plans: PlanTable

@@ -123,7 +123,7 @@ def test_nothing_learned_has_no_loss_and_no_estimates() -> None:
         (patched(UPDATE_AT + 1, struct.pack("<I", SIZE + 1)), "the model has 40"),
         (patched(UPDATE_AT + 1, struct.pack("<I", 2**32 - 1)), "the model has 40"),
         (patched(UPDATE_AT + 5, struct.pack("<I", 2**31)), "update"),
-        (patched(UPDATE_AT, b"\x08"), "unknown kind"),
+        (patched(UPDATE_AT, b"\x7f"), "unknown kind"),
         (patched(INDICES_AT, b"\xff\xff\xff"), "ascending"),
         (patched(INDICES_AT, b"\x00\x00\x00"), "ascending"),
     ],

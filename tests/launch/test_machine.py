@@ -194,8 +194,8 @@ def test_services_need_root_systemd_and_a_place_that_they_may_read(
     monkeypatch.setattr("sys.prefix", "/opt/cfel")
     assert choose_place(None) == Place(Path("/etc/cfel"), Path("/var/lib/cfel"), Path("/etc/systemd/system"))
     assert not choose_place(tmp_path).is_service
-    monkeypatch.setattr("sys.prefix", "/root/venv")
-    with pytest.raises(InputError, match="installed in /root/venv, where the service's user may not look"):
+    monkeypatch.setattr("sys.prefix", "/home/me/venv")
+    with pytest.raises(InputError, match="installed in /home/me/venv, where the service's user may not look"):
         choose_place(None)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert choose_place(None) == Place(Path.cwd())

@@ -1,4 +1,4 @@
-"""Planning by adding curves: what clusters answer, how the answers add up, and what clusters are told.
+"""Planning by adding curves: what clusters answer, how the answers add up, and what clusters get back.
 
 Only two numbers couple the clusters of a round: the price of energy λ and, where it is chosen, the makespan.
 At a makespan and a price, the devices of a cluster have an exact best response, and of all its devices only
@@ -132,7 +132,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """What clusters are told: two neighbouring prices, and the joules that each cluster may use.
+    """What clusters get back: two neighbouring prices, and the joules that each cluster may use.
 
     Attributes:
         over, under: all clusters together use more than the cap at the first, and no more at the second.

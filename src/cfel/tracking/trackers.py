@@ -57,7 +57,7 @@ class RunEnd:
 class RunSink(Protocol):
     """Where one run is reported to. All methods are called from one thread, which is not the run's.
 
-    An exception ends this sink, not the run; the user is told once.
+    An exception ends this sink, not the run; the user reads it once.
     """
 
     @property

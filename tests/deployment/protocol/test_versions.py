@@ -44,6 +44,8 @@ ROOT = Path(__file__).parents[3]
 GIT = shutil.which("git") or ""
 BEFORE = "2aa3c9f3"
 """The last commit that speaks version 6 only."""
+NEWER_KEYS = ("fail_over", "publish_every", "published_models")
+"""Keys of experiment files that it does not know."""
 
 
 async def pieces(*parts: bytes) -> AsyncIterator[bytes]:
@@ -189,7 +191,10 @@ def prepare(tmp_path: Path) -> list[Path]:
     experiment = deployed(election_seconds=1.0)
     world = experiment.build_world()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "experiment.toml").write_text(experiment_toml(experiment))
+    # A machine that is not upgraded keeps its file.
+    lines = experiment_toml(experiment).splitlines()
+    older = [line for line in lines if line.partition(" = ")[0] not in NEWER_KEYS]
+    (tmp_path / "run" / "experiment.toml").write_text("\n".join(older))
     return prepare_nodes(experiment, world, tmp_path / "run", LaunchOptions())
 
 

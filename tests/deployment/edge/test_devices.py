@@ -14,7 +14,13 @@ from cfel.deployment.edge.verify_upload import UploadLimits, verify_upload
 from cfel.deployment.host import make_host
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
-from cfel.deployment.protocol.device_requests import Confirmation, EstimatesRequest, UploadRequest
+from cfel.deployment.protocol.device_requests import (
+    Confirmation,
+    EstimatesRequest,
+    ExperimentOver,
+    NextRequest,
+    UploadRequest,
+)
 from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.learning.local.estimates import Estimates
@@ -114,5 +120,16 @@ def test_copies_at_once_are_verified_once(monkeypatch: pytest.MonkeyPatch) -> No
                 assert [type(each) for each in found] == [expected] * 20
                 assert len(verified) == 1
             assert service.rejected[4] == 1
+
+    asyncio.run(play())
+
+
+def test_a_device_of_another_edge_server_hears_of_the_end() -> None:
+    """Its own is gone, and nobody takes it over after the last round; it must not ask for ever."""
+
+    async def play() -> None:
+        async with serving() as service:
+            await service.finish(0.0, 7, MODEL)
+            assert await service.next(Identity("device", 9), NextRequest("")) == ExperimentOver(7)
 
     asyncio.run(play())

@@ -331,13 +331,20 @@ class DeviceService:
                 await self._changed.wait(deadline - self._now())
             return NoOrder()
 
-    async def _redirect(self, device: int, request: NextRequest) -> Moved | Removed | NoOrder:
-        """Where a device of another edge server belongs; one that is not a member yet waits here."""
+    async def _redirect(
+        self, device: int, request: NextRequest
+    ) -> Moved | Removed | NoOrder | ExperimentOver:
+        """Where a device of another edge server belongs; one that is not a member yet waits here.
+
+        At the end nobody takes a device over any more: it ends without the last model.
+        """
         deadline = self._now() + _ADMISSION_SECONDS
         while self._now() < deadline and device not in self.presence:
             found = self.find_home(device, request)
             if not isinstance(found, NoOrder):
                 return found
+            if self._over is not None:
+                return ExperimentOver(self._over.rounds)
             await self._changed.wait(_LOOK_SECONDS)
         return NoOrder()
 

@@ -8,6 +8,8 @@ DIR/
 Every node gets a certificate and a configuration file; `processes` keeps the nodes running.
 """
 
+import errno
+import random
 import socket
 import time
 from collections.abc import Callable
@@ -151,7 +153,7 @@ def find_free_ports(host: str, count: int) -> list[int]:
     sockets = [socket.socket(family) for _ in range(count)]
     try:
         for each in sockets:
-            each.bind((host, 0))
+            _bind(each, host)
         return [int(each.getsockname()[1]) for each in sockets]
     except OSError as error:
         words = f"deployment.host = {host!r}: must be an address of this machine ({describe_error(error)})"
@@ -159,6 +161,21 @@ def find_free_ports(host: str, count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+# Below those that Linux gives to outgoing connections: a node that restarts must find its port free.
+_PORTS = range(20_000, 32_000)
+
+
+def _bind(each: socket.socket, host: str) -> None:
+    """Binds a socket to a port that is free."""
+    for port in random.sample(_PORTS, 100):
+        try:
+            return each.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, f"100 ports between {_PORTS[0]} and {_PORTS[-1]} are in use")
 
 
 class LogMerger:

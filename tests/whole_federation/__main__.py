@@ -13,7 +13,7 @@ import time
 
 from tests.whole_federation.bugs import BUGS, plant
 from tests.whole_federation.federation import play
-from tests.whole_federation.history import find_violations, nothing_was_lost
+from tests.whole_federation.properties import find_violations, nothing_was_lost
 from tests.whole_federation.schedule import draw_schedule
 
 EVERY = 100

@@ -8,7 +8,8 @@ from tests.deployment.memory_federation import until
 from tests.deployment.virtual_time import run_virtually
 from tests.whole_federation.bugs import BUGS, plant
 from tests.whole_federation.federation import WholeFederation, play
-from tests.whole_federation.history import History, find_violations, records_are_equal_everywhere
+from tests.whole_federation.history import History
+from tests.whole_federation.properties import find_violations, records_are_equal_everywhere
 from tests.whole_federation.schedule import DEVICES, EDGES, Schedule, draw_schedule
 from tests.whole_federation.subject import HOME, world
 

@@ -69,7 +69,7 @@ from cfel.deployment.protocol.edge_requests import (
     StopCommand,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.errors import AllDivergedError, UnreachableError
+from cfel.errors import AllDivergedError, RejectedError, UnreachableError
 from cfel.membership import FleetChange
 from cfel.rounds.estimates import (
     find_impossible,
@@ -409,7 +409,10 @@ class Coordinator:
                 if home in members.edges and home not in gone and home not in self._edges.missing:
                     ticket = f"device-{device} returns after round {state.position[0] + 1}"
                     back = FleetChange(1, "move device", (device,), home, ticket=ticket)
-                    self._pending.submit(self._world, back, state.position[0])
+                    try:
+                        self._pending.submit(self._world, back, state.position[0])
+                    except RejectedError as error:
+                        _LOG.info("stays where it is: %s", error)  # an operator has asked for something else
         return self._pending.take(self._world, state.control.rounds_done + 2)
 
     async def _close(self, command: CloseCommand, world: World) -> set[int]:

@@ -89,8 +89,8 @@ class History:
 
     @property
     def last_members(self) -> tuple[Identity, ...]:
-        """The edge servers at the end."""
-        return self.members(len(self.records))
+        """The edge servers of the last round; what was asked for during it never held."""
+        return self.members(max(len(self.records) - 1, 0))
 
     def answered(self, *requests: type) -> Iterator[Call]:
         """Calls of a kind that were carried out."""

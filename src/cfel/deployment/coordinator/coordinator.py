@@ -36,6 +36,7 @@ from cfel.deployment.coordinator.counting import (
     combine_scores,
     count_edge_round,
     mixing_rows,
+    note_used,
     read_scores,
 )
 from cfel.deployment.coordinator.state import (
@@ -142,6 +143,7 @@ class Coordinator:
         # No state of its own: whatever the last coordinator did is known to the edge servers.
         found = await take_over(self._edges, self._world, self._deployment, self._host.time_of_day())
         state, over = self._enter(found.state), False
+        self._edges.leaving = found.find_leaving()
         self._since_last_count()
         while not over:
             if state.position[1:] == (0, 0) and state.plan is None:
@@ -167,7 +169,7 @@ class Coordinator:
         members = self._world.membership_at(number).edges
         if self._number not in members:
             raise DeposedError(f"edge-{self._number} has left the fleet")
-        self._edges.members = members
+        self._edges.members, self._edges.leaving = members, frozenset()
         return state
 
     async def _begin_round(self, state: CoordinatorState) -> None:
@@ -419,16 +421,18 @@ class Coordinator:
         """Has the record logged by all, those that leave or join with it included; returns who has done so.
 
         Edge servers come and go one at a time: before the next, a majority of the new members must know of
-        this one.
+        this one. If its own edge server leaves, it does so last: its term ends with that.
         """
-        old, new = self._edges.members, world.membership_at(command.record.round).edges
-        everybody, seconds = sorted({*old, *new}), self._deployment.gossip_seconds
+        old, seconds = self._edges.members, self._deployment.gossip_seconds
+        new = old if command.last else world.membership_at(command.record.round).edges
+        leaves = {self._number}.difference(new)
+        everybody = sorted({*old, *new} - leaves)
         confirmed = set(await self._edges.command(command, seconds, only=everybody))
         self._pending.forget(world.changes)
         while old != new and 2 * len(confirmed.intersection(new)) <= len(new):
             await asyncio.sleep(TRY_AGAIN_SECONDS)
             confirmed |= set(await self._edges.command(command, seconds, only=everybody))
-        return confirmed
+        return confirmed | set(await self._edges.command(command, seconds, only=leaves))
 
     async def _gossip(self, state: CoordinatorState, evaluates: bool) -> CoordinatorState:
         """One gossip step: all fetch models, then all mix with the weights of those that are there."""
@@ -440,6 +444,7 @@ class Coordinator:
         present = {i: each for i, each in fetched.items() if each.position >= state.position}
         setting = self._world.setting
         received = {i: each.received_from for i, each in present.items()}
+        state = note_used(state, present.values())
         at_once = setting.scheme.gossip.reach == "everybody"
         backhaul = setting.backhaul_at(*state.position)
         # Those that have mixed under an earlier coordinator used weights that the others must use, too.

@@ -17,6 +17,7 @@ from cfel.deployment.protocol.device_requests import (
     MeasurementReport,
     ModelRequest,
     NextRequest,
+    Round,
     UploadPartRequest,
     UploadRequest,
 )
@@ -160,6 +161,8 @@ class FetchAnswer(msgspec.Struct, frozen=True):
     position: Position  # where it is
     received_from: tuple[Count, ...]  # numbers of the edge servers
     rows: MixingRows | None  # the matrix it has already mixed with, or None
+    # Per device, the round of its last upload that went into this model. The coordinator may not have heard.
+    last_used_rounds: dict[Count, Round] = {}
 
 
 class FetchCommand(Command[FetchAnswer], frozen=True):
@@ -278,6 +281,7 @@ class HelloAnswer(msgspec.Struct, frozen=True):
     version: Version = ""  # of cfel on it
     instance: Instance = ""  # drawn when its process started
     term: Count = 0  # the newest that it knows
+    voter_changes: Count = 0  # how often edge servers have joined or left, as far as it knows
 
     def __post_init__(self) -> None:
         for device, state in self.devices.items():

@@ -184,7 +184,7 @@ class PeerMonitor:
         return True
 
     async def _learn_from(self, number: int) -> None:
-        """Learns who has joined and left while this edge server was missing; if it has left, nobody calls it."""
+        """Learns who has joined and left while this edge server was missing: it may be no member now."""
         try:
             await self._server.learn_from(Identity("edge", number))
         except DeploymentError as error:

@@ -558,9 +558,8 @@ class EdgeServer:
                 return
             # One gossip step behind: the others averaged as if this model had stayed the same.
             was_member = self.number in self.membership.edges
-            then = adopt_records(self.whole, records).membership_at(at[0])
-            has_lost = set(self.membership.list_devices(self.number)) - set(then.list_devices(self.number))
-            is_current = was_member and at[0] - self.state.position[0] <= 1 and not has_lost
+            is_current = was_member and at[0] - self.state.position[0] <= 1
+            is_current = is_current and not self._loses_devices(at[0], records)
             if not self.loss and is_current:
                 await self._save(replace(self.state, position=at))
                 return
@@ -568,6 +567,13 @@ class EdgeServer:
             candidates = [i for i in dict.fromkeys((*first, *neighbours)) if i != self.number]
             model = await self._neighbours.fetch_any_present(candidates)
             await self._save(replace(self.state, position=at, model=model, previous_model=model))
+
+    def _loses_devices(self, global_round: int, records: Sequence[RoundRecord]) -> bool:
+        """Whether devices that it has now may have another edge server in a later round, or none."""
+        if any(each.round > self.log.last_round + 1 for each in records):
+            return True  # it has missed a record, which may say so
+        then = adopt_records(self.whole, records).membership_at(global_round)
+        return not set(self.membership.list_devices(self.number)) <= set(then.list_devices(self.number))
 
     async def _advance(self, state: EdgeState) -> None:
         """Takes a step: saves the new state, and lets devices fetch its model if training comes next."""

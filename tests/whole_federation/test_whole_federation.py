@@ -60,6 +60,16 @@ def test_an_edge_server_that_misses_the_end_has_its_record_and_its_state() -> No
     check(49, 161, 193)
 
 
+def test_edge_servers_join_and_leave_under_faults() -> None:
+    """Each has found a defect.
+
+    1: a device was sent back to a home that it had been drained to; 34: the coordinator leaves, and its
+    successor waited for it; 81: a device moved with the last record, to an edge server that had ended;
+    140: an edge server hears of a record before it has those before it.
+    """
+    check(1, 34, 81, 140)
+
+
 def test_the_same_seed_gives_the_same_history() -> None:
     """In every process; what the nodes draw, and when, comes from the seed alone."""
     assert fingerprint(7) == fingerprint(7) != fingerprint(8)

@@ -90,6 +90,7 @@ from cfel.rounds.kernel import (
     plan_edge_round,
 )
 from cfel.rounds.records import RoundScores, make_plan_table, make_record
+from cfel.runlog import RoundRecord
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
 from cfel.world import World
@@ -122,7 +123,7 @@ class Coordinator:
         on_rejection: OnRejection,
         pending: PendingChanges,
     ) -> None:
-        self._pending = pending
+        self._pending, self._elected_by = pending, edges.members
         self._world, self._deployment, self._edges, self._host = world, deployment, edges, host
         self._number, self._on_rejection = number, on_rejection
         self._usual = usual_conditions(world.setting)
@@ -386,8 +387,9 @@ class Coordinator:
             ends_at_budget=last,
         )
         record = found.choose_record(record)
-        await self._edges.propose(state.position, record, self._deployment.gossip_seconds)
         world = adopt_records(self._world, [record])
+        if not self._is_agreed(record, found, world):
+            await self._edges.propose(state.position, record, self._deployment.gossip_seconds)
         ahead = world.at(record.round).setting
         over = is_over(ahead.rounds, ahead.budget, ahead.metrics[0], record)
         table = make_plan_table(setting, edge_rounds, control.rounds_done)
@@ -400,6 +402,15 @@ class Coordinator:
         after = replace(after, control=control, edge_round=0, step=0, finished=())
         after = replace(enter_round(world, after), started_at=self._host.time_of_day())
         return (after if over else self._enter(after)), over
+
+    def _is_agreed(self, record: RoundRecord, found: Handover, world: World) -> bool:
+        """Whether those who vote after a round have elected this coordinator, so that its record is logged.
+
+        It need not be proposed then, and cannot: of those who voted before, no majority may be left.
+        """
+        after = world.membership_at(record.round).edges
+        is_found = found.find_record(record.round) is not None
+        return is_found and self._elected_by == after != self._edges.members
 
     def _take_changes(self, state: CoordinatorState) -> World:
         """The world with the changes that were asked for, from the next round on."""

@@ -42,7 +42,7 @@ from cfel.deployment.protocol.device_requests import (
 from cfel.deployment.protocol.messages import decode
 from cfel.deployment.protocol.transfer import UploadParts
 from cfel.deployment.security.identity import Identity
-from cfel.errors import NotAdmittedError, RejectedError
+from cfel.errors import RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
@@ -453,7 +453,8 @@ class DeviceService:
 
     def _check_own(self, caller: Identity) -> int:
         if caller.number not in self.presence:
-            raise NotAdmittedError(f"{caller} belongs to another edge server")
+            # Not as one that is not admitted: it may have moved while it worked, and must not end.
+            raise RejectedError(f"{caller} belongs to another edge server")
         return caller.number
 
     def _make_serial(self) -> str:

@@ -205,12 +205,13 @@ def mean_metric(setting: Setting, metrics: Sequence[float], clusters: Collection
     Args:
         setting: the clusters' sizes.
         metrics: in cluster order.
-        clusters: those whose edge server is there; None, or none of them, for all.
+        clusters: those whose edge server is there; None, or none of them, for all. If they have no devices,
+            they count alike.
     """
     sizes = setting.fleet.sizes
     if clusters:
         there = np.isin(np.arange(len(sizes)), list(clusters))
-        sizes = np.where(there, sizes, 0)
+        sizes = np.where(there, sizes if sizes[there].any() else 1, 0)
     shares = sizes / sizes.sum()
     parts = [float(share) * metric for share, metric in zip(shares, metrics, strict=True)]
     # `fsum` raises an error where parts are infinite in both directions.

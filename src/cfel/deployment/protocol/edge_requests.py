@@ -298,12 +298,19 @@ class HelloRequest(Request[HelloAnswer], frozen=True):
     instance: Instance = ""  # drawn when the caller's process started
 
 
-class ElectionRequest(Request[Confirmation], frozen=True):
+class ElectionAnswer(msgspec.Struct, frozen=True):
+    """The receiver's own message, if the caller takes it here."""
+
+    reply: ElectionMessage | None = None
+
+
+class ElectionRequest(Request[ElectionAnswer], frozen=True):
     """Brings a message of the election."""
 
     method: ClassVar[str] = "election"
     callers = ("edge",)
     message: ElectionMessage
+    takes_reply: bool = False  # in the answer; else it comes in a call of its own
 
 
 class ChangeAnswer(msgspec.Struct, frozen=True):

@@ -19,7 +19,8 @@ from cfel.experiment import experiment_toml, parse_experiment
 from cfel.plugins import ANY_CODE
 from cfel.rounds.run_directory import RunRequest, reject_unusable
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
-from cfel.simulation import PoolExecutor, Watch, run_in_directory
+from cfel.simulation.executors import PoolExecutor
+from cfel.simulation.loop import Watch, run_in_directory
 
 if TYPE_CHECKING:
     # `runs` executes runs with this module.

@@ -45,8 +45,10 @@ from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.rounds.run_directory import RunRequest, flatten, reject_unusable
 from cfel.runlog import RoundRecord, holds_run
 from cfel.scaleout import connect_cluster, ray_executor, require_ray
-from cfel.simulation import Executor, PoolExecutor, RoundOutcome, Watch, initial_state, run_in_directory
-from cfel.simulation import simulate as simulate_rounds
+from cfel.simulation.executors import Executor, PoolExecutor
+from cfel.simulation.loop import Watch, run_in_directory
+from cfel.simulation.loop import simulate as simulate_rounds
+from cfel.simulation.state import RoundOutcome, initial_state
 from cfel.tracking import TrackedRun, Tracker, choose_trackers, follow_run
 from cfel.world import World
 

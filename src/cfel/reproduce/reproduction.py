@@ -47,8 +47,8 @@ from cfel.reproduce.tables import (
 )
 from cfel.rounds.kernel import is_over
 from cfel.runlog import RunDirectory, holds_run
-from cfel.simulation import PoolExecutor, initial_state
-from cfel.simulation.executors import Job
+from cfel.simulation.executors import Job, PoolExecutor
+from cfel.simulation.state import initial_state
 from cfel.world import World
 
 TO_TARGET = (

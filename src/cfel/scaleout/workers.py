@@ -6,7 +6,7 @@ so losing a worker loses only time. Data and edge models arrive through the obje
 a machine share.
 
 Where no vectors of devices travel, a worker trains a whole cluster and returns its next edge model instead of
-all updates (`simulation.whole_clusters`).
+all updates (`ClusterExecutor`).
 
 A `WorkerPool` starts workers and gives each job, one call of a worker's method, to the one with the fewest.
 When a worker dies, its jobs go to others, and a replacement joins as soon as the cluster has room for it.
@@ -58,8 +58,17 @@ from cfel.learning.task import DeviceData, Task
 from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.rounds.parameters import SimulationParameters
 from cfel.scaleout.cluster import cluster_cores, cluster_gpus, connect, first_line
-from cfel.simulation.executors import Job, JobResult, group_jobs, largest_group
-from cfel.simulation.whole_clusters import ClusterJob, ClusterResult, EdgeUpdate, is_even, run_cluster
+from cfel.simulation.executors import (
+    ClusterJob,
+    ClusterResult,
+    EdgeUpdate,
+    Job,
+    JobResult,
+    group_jobs,
+    is_even,
+    largest_group,
+    run_cluster,
+)
 from cfel.world import World
 
 VERSIONS = (f"cfel {__version__}", f"torch {torch.__version__}", f"numpy {np.__version__}")

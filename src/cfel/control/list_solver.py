@@ -355,13 +355,10 @@ class Weighing:
 
 
 def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | None = None) -> Solution:
-    """Decides the steps, θ and the clock of every device.
+    """Decides the steps, θ and the clock of every device, by what each pair of the table is worth.
 
-    Args:
-        problem: what is known and what may be spent; its own objective plays no part. ρ_min and θ_min must
-            be those of the table's first pair.
-        table: the pairs to choose from and what each is worth.
-        weighing: what time and energy are worth; None to use the caps up.
+    The problem's own objective plays no part; its ρ_min and θ_min must be those of the table's first pair.
+    Without a weighing of time and energy the caps are used up.
     """
     return solve_without_too_costly(problem, lambda rest, _: _solve(rest, table, weighing))
 

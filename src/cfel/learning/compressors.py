@@ -612,19 +612,14 @@ def atomo(vector: Tensor, theta: float, key: int, shapes: Sequence[tuple[int, ..
     """Keeps random atoms, divided by their chances, so that nothing is lost on average (ATOMO).
 
     The atoms of a matrix are its singular vectors, those of all else its entries. Chances follow singular
-    values or magnitudes, with a sum that makes a share θ of all numbers. θ = 1 is exact.
+    values or magnitudes, with a sum that makes a share θ of all numbers. θ = 1 is exact. Without `shapes`,
+    those of the tensors in the vector, all atoms are entries.
 
     Reference: Wang, Sievert, Liu, Charles, Papailiopoulos, Wright, "ATOMO: Communication-efficient Learning
     via Atomic Sparsification", NeurIPS 2018 (arXiv 1806.04090). Kept: spectral atoms of every layer, kernels
     as outputs × rest, and chances of least variance. Not kept: atoms are drawn systematically, with the same
     chances each and therefore the same variance, but always as many as fit, where the paper tosses a coin for
     each; what is compressed is the update of an edge round instead of a gradient.
-
-    Args:
-        vector: as of any compressor.
-        theta: likewise.
-        key: likewise.
-        shapes: of the tensors in the vector, in order; without them all atoms are entries.
     """
     count_entries(theta, vector.numel())
     if theta == 1:

@@ -263,13 +263,8 @@ def aggregate(
     """The new edge model by the rule that the experiment asks for; simulator and deployment both call this.
 
     The mean uses each report when it arrives and keeps none; the other rules need all of them at once.
-
-    Args:
-        model: the model the devices started from; not changed.
-        reports: of the devices in `weights`, by ascending id.
-        weights: by device id, > 0, of the devices that take part; with none the model stays the same.
-        parameters: which rule.
-        rule: the rule itself, where it is user-defined.
+    Reports are those of the devices in `weights`, which are > 0, by ascending id; without any, the model
+    stays the same. A user-defined rule is passed as `rule`.
     """
     if not weights:
         return model
@@ -580,14 +575,8 @@ def update_edge_model(
 ) -> FlatModel:
     """The new edge model; simulator and deployment both call this.
 
-    Args:
-        model: the model the devices started from; not changed.
-        reports: see `aggregate`.
-        weights: see `aggregate`; without any the model stays the same.
-        rules: what the edge server does with them.
-        share: of the cluster's devices that took part.
-        rate: the learning rate of the devices.
-        used: share of the run that is over.
+    `model`, `reports` and `weights` are as in `aggregate`; `share` of the cluster's devices took part, at
+    this learning `rate`, when a share `used` of the run was over.
     """
     if not rules.rules or not weights:
         made = aggregate(model, reports, weights, rules.aggregation, rules.update_rule)

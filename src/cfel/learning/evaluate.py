@@ -108,11 +108,8 @@ def measure_devices(
     groups of test samples, weighted by their shares of the device's training samples. So nothing is drawn and
     nothing is evaluated twice. Without writers and labels (regression), all devices have the same test set.
 
-    Args:
-        data: the data set.
-        devices: what each device holds.
-        places: the test samples that were evaluated.
-        metrics: of each device's model, one value per evaluated sample; devices may share an array.
+    `places` are the test samples that were evaluated, `metrics` the values of each device's model for these;
+    devices may share an array.
     """
     groups = _find_groups(data)
     if groups is None:

@@ -87,11 +87,7 @@ def pack_update(update: Update) -> bytes:
 
 
 def unpack_update(content: bytes | bytearray | memoryview, expected_size: int | None = None) -> Update:
-    """The inverse of `pack_update`.
-
-    Args:
-        content: the bytes.
-        expected_size: d; for bytes from the network, so that no memory is allocated for another size.
+    """The inverse of `pack_update`; for bytes from the network, with the size d that they must have.
 
     Raises:
         InputError: the bytes are not an update, or not one of that size.

@@ -199,10 +199,7 @@ def _sum_present(edge_rounds: Sequence[EdgeRoundOutcome], values: Callable[[Roun
 def measure_each(world: World, devices: Sequence[int], values: Sequence[FloatArray]) -> FloatArray:
     """A metric of some devices, on test samples like their own; NaN where there are none.
 
-    Args:
-        world: what is run.
-        devices: their numbers.
-        values: per device, the metric of its model for each evaluated sample.
+    `values` are, per device, the metric of its model for each evaluated sample.
     """
     data, samples = world.task.data, world.evaluation.samples or None
     places = choose_test_samples(len(data.test_targets), samples, world.setting.seed).numpy()
@@ -210,13 +207,7 @@ def measure_each(world: World, devices: Sequence[int], values: Sequence[FloatArr
 
 
 def mean_metric(setting: Setting, metrics: Sequence[float], clusters: Collection[int] | None = None) -> float:
-    """The edge models' metrics, averaged over devices.
-
-    Args:
-        setting: the clusters' sizes.
-        metrics: in cluster order.
-        clusters: those whose edge server is there; None, or none of them, for all.
-    """
+    """The edge models' metrics, in cluster order, averaged over the devices of all or some clusters."""
     sizes = setting.fleet.sizes
     if clusters:
         there = np.isin(np.arange(len(sizes)), list(clusters))

@@ -554,10 +554,8 @@ def _copy_state(state: DeviceState) -> DeviceState:
 def connect(address: str | None = None, cores: int = 0) -> Iterator[None]:
     """Makes this process the driver of a cluster.
 
-    Args:
-        address: of a cluster's head ("host:6379", or "auto" on one of its machines); None takes RAY_ADDRESS
-            from the environment, or starts a cluster on this machine.
-        cores: of a cluster that is started; 0 for all.
+    The address is that of a cluster's head ("host:6379", or "auto" on one of its machines). None takes
+    RAY_ADDRESS from the environment, or starts a cluster on this machine, with so many cores, 0 for all.
 
     Raises:
         ScaleoutError: there is no cluster at the address, or it rejected the connection.

@@ -101,17 +101,9 @@ def run_in_directory(
     checkpoint_every: int = 1,
     watch: Watch | None = None,
 ) -> list[RoundRecord]:
-    """Runs an experiment to its end and leaves the run directory complete.
+    """Runs an experiment to its end and leaves the run directory complete; returns the records of all rounds.
 
-    Args:
-        world: what is run.
-        executor: where devices' work is done.
-        request: where, and whether to resume.
-        checkpoint_every: global rounds between checkpoints; 0 for none but the last.
-        watch: hooks.
-
-    Returns:
-        The records of all rounds, those before a resume included.
+    Checkpoints are saved every so many global rounds; with 0, only the last.
 
     Raises:
         RunDirectoryError: the run cannot start or be resumed there, or a file cannot be written.
@@ -200,14 +192,7 @@ def _reject_deployment(path: Path) -> None:
 def simulate(
     world: World, executor: Executor, state: RunState, now: Callable[[], float]
 ) -> Iterator[RoundOutcome]:
-    """Runs global rounds until the experiment's end.
-
-    Args:
-        world: what is run.
-        executor: where devices' work is done.
-        state: where to continue from.
-        now: wall-clock seconds, for the log only.
-    """
+    """Runs global rounds from a state to the experiment's end; `now` is the wall clock, for the log only."""
     over = _is_complete(world, state)
     while not over:
         begin = now()
@@ -499,12 +484,9 @@ def _evaluate_personal(
 
 
 def find_own_model(model: FlatModel, device: DeviceState, name: str | None) -> FlatModel:
-    """The model that a device uses itself.
+    """The model that a device uses itself, made of its edge server's and what it remembers.
 
-    Args:
-        model: of its edge server.
-        device: what it remembers.
-        name: of the whole model that its algorithm keeps; None if it keeps a part, or nothing.
+    `name` is that of the whole model that its algorithm keeps; None if it keeps a part, or nothing.
     """
     if name is None:
         return complete_model(model, device.memory)

@@ -83,12 +83,7 @@ def parse_name(text: str) -> HubName:
 
 
 def load_from_hub(name: str, path: Path | None = None) -> DataSet:
-    """Loads a data set; without a test split, a tenth of the samples is for testing.
-
-    Args:
-        name: "hf:…", see the top of the module.
-        path: a folder to read instead of the hub.
-    """
+    """Loads "hf:…", from a folder if there is one; without a test split, a tenth is for testing."""
     wanted = parse_name(name)
     splits = load_splits(wanted, path)
     train_name, test_name = _choose_splits(wanted, splits)

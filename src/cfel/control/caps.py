@@ -80,7 +80,6 @@ class Budget:
         validation.check_number("budget.joules", self.joules, above=0, finite=False)
 
     def take_share(self, share: float) -> "Budget":
-        """Returns a share of this budget."""
         return Budget(self.seconds * share, self.joules * share)
 
 

@@ -114,7 +114,6 @@ class PairTable:
 
     @property
     def slowest(self) -> float:
-        """The slowest clock."""
         return 1.0 if self.least_clock is None else self.least_clock
 
 
@@ -191,7 +190,6 @@ class ListFleet:
         return len(self.seconds)
 
     def take(self, devices: IndexArray | slice) -> "ListFleet":
-        """Some of the devices."""
         rows = None if self.rows is None else self.rows[devices]
         some = {name: getattr(self, name)[devices] for name in _PER_DEVICE}
         return replace(self, rows=rows, **some).keep_rows()

@@ -238,7 +238,6 @@ class Observation:
 
     @property
     def clusters(self) -> int:
-        """Number of clusters."""
         return self.ledger.clusters
 
     def caps(self) -> tuple[FloatArray, float]:

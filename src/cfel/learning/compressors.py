@@ -111,7 +111,6 @@ class DenseUpdate:
 
     @property
     def size(self) -> int:
-        """Length of the vector."""
         return self.values.numel()
 
     @property
@@ -120,7 +119,6 @@ class DenseUpdate:
         return FLOAT_BITS * self.values.numel()
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · values."""
         dense.add_(self.values, alpha=weight)
 
 
@@ -144,7 +142,6 @@ class SparseUpdate:
         return FLOAT_BITS * self.values.numel() + index_bits(self.size, self.values.numel())
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · values at the indices."""
         dense.index_add_(0, self.indices, self.values, alpha=weight)
 
 
@@ -185,7 +182,6 @@ class RoundedUpdate:
         return torch.where(self.codes >= sign, -magnitude, magnitude)
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · values at the indices."""
         dense.index_add_(0, self.indices, self.values, alpha=weight)
 
 
@@ -243,7 +239,6 @@ class QuantisedUpdate:
         return self.bits * self.size + FLOAT_BITS * self.scales.numel()
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · scale · code."""
         values = self.codes.view(self.scales.numel(), -1) * self.scales[:, None]
         dense.add_(values.view(-1)[: self.size], alpha=weight)
 
@@ -315,7 +310,6 @@ class AtomicUpdate:
 
     @property
     def size(self) -> int:
-        """Length of the vector."""
         return self.entries.size
 
     @property
@@ -325,7 +319,6 @@ class AtomicUpdate:
         return self.entries.wire_bits + BLOCK_BITS * len(self.blocks) + FLOAT_BITS * numbers
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · all of them."""
         self.entries.add_to(dense, weight)
         for start, left, right in self.blocks:
             part = dense[start : start + left.shape[1] * right.shape[1]]
@@ -440,7 +433,6 @@ class TopKInBits:
     bits: ValueBits
 
     def __call__(self, vector: Tensor, theta: float, key: int) -> Update:
-        """See `Compressor`."""
         size, chosen = vector.numel(), self.choose_bits(vector.numpy(), theta)
         kept = self.bits.count_entries(theta, size, chosen)
         if chosen == FLOAT_BITS:

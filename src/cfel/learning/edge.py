@@ -178,7 +178,6 @@ class ScaledUpdate:
 
     @property
     def size(self) -> int:
-        """Length of the vector."""
         return self.update.size
 
     @property
@@ -187,7 +186,6 @@ class ScaledUpdate:
         return self.update.wire_bits
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · factor · the vector."""
         self.update.add_to(dense, weight * self.factor)
 
 

@@ -55,7 +55,6 @@ def choose_test_samples(count: int, samples: int | None, seed: int) -> Tensor:
 
 
 def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None, seed: int = 0) -> Evaluation:
-    """Evaluates a model."""
     if samples is not None and samples < 1:
         raise InputError(f"evaluate_samples: must be at least 1, got {samples}")
     data, flat = workspace.task.data, workspace.flat

@@ -54,7 +54,6 @@ _MOST_MATRICES = 10_000
 
 
 def pack_update(update: Update) -> bytes:
-    """Packs an update into bytes."""
     match update:
         case DenseUpdate():
             return _HEADER.pack(_DENSE, update.size, update.size, 0) + _pack_floats(update.values)

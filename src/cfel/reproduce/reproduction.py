@@ -157,7 +157,6 @@ def find_common_accuracy(runs: tuple[Run, ...]) -> float | None:
 
 
 def _read_rates(runs: tuple[Run, ...]) -> dict[str, float]:
-    """The learning rate of each scheme."""
     return {run.scheme: tomllib.loads(run.experiment_toml)["local"]["learning_rate"] for run in runs}
 
 

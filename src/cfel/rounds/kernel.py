@@ -74,7 +74,6 @@ class ControlState:
 
 
 def initial_control(setting: Setting) -> ControlState:
-    """Before the first round."""
     clusters = setting.fleet.clusters
     return ControlState(
         rounds_done=0,
@@ -266,7 +265,6 @@ def count_global_round(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome]
 
 
 def charge_edge_round(control: ControlState, outcome: EdgeRoundOutcome) -> ControlState:
-    """The control after an edge round."""
     return replace(
         control,
         expected=after_edge_round(control.expected, outcome.expected),

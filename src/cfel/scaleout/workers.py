@@ -110,7 +110,6 @@ class DeviceContext:
         return cls(world.setting.seed, *parts, indices, starts)
 
     def data(self, device: int) -> DeviceData:
-        """What one device holds."""
         return DeviceData(self.task.data, self.indices[self.starts[device] : self.starts[device + 1]])
 
 
@@ -179,7 +178,6 @@ class DeviceWorker:
             yield device_update(whole, data, state, self._workspace)
 
     def evaluations(self, samples: int, *models: FlatModel) -> list[Evaluation]:
-        """The models on the test set."""
         return [evaluate(model, self._workspace, samples or None, self._context.seed) for model in models]
 
 
@@ -259,7 +257,6 @@ class WorkerPool:
         return len(self._workers)
 
     def describe(self) -> list[WorkerInfo]:
-        """Where the workers run."""
         return [worker.info for worker in self._workers]
 
     def add_missing_workers(self, seconds: float = 0.0) -> None:
@@ -284,7 +281,6 @@ class WorkerPool:
             )
 
     def close(self) -> None:
-        """Ends all workers."""
         for handle in [*(worker.handle for worker in self._workers), *self._starting.values()]:
             ray.kill(handle)
         self._workers, self._starting = [], {}
@@ -419,7 +415,6 @@ def unwrap_error(error: RayTaskError) -> BaseException:
 
 
 def store_full_error(error: BaseException) -> ScaleoutError:
-    """The error for an object store that is full."""
     return ScaleoutError(
         "the cluster's object store is full and cannot spill to disk; give it more memory "
         f"(ray start --object-store-memory …) or disk, and resume: {first_line(error)}"
@@ -466,18 +461,15 @@ class RayExecutor:
         self._cleanup.close()
 
     def describe_workers(self) -> list[WorkerInfo]:
-        """Where the workers run."""
         return self._pool.describe()
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
-        """See `Executor`."""
         self._store([order.model for order in orders])
         groups = group_jobs(orders, len(self._pool), self._most)
         for estimates in self._pool.map("estimates", map(self._estimate_arguments, groups)):
             yield from estimates
 
     def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """See `Executor`."""
         self._store([order.model for order, _ in jobs])
         groups = group_jobs(jobs, len(self._pool), self._most)
         for seconds, answers in self._pool.map("updates", map(self._update_arguments, groups)):
@@ -486,11 +478,9 @@ class RayExecutor:
                 yield report, _copy_state(state)
 
     def can_run_clusters(self, sizes: Sequence[int]) -> bool:
-        """See `ClusterExecutor`."""
         return not self._keeps_vectors and is_even(sizes, len(self._pool))
 
     def run_clusters(self, jobs: Sequence[ClusterJob]) -> Iterator[ClusterResult]:
-        """See `ClusterExecutor`."""
         self._store([order.model for each in jobs for order, _ in each.jobs[:1]])
         for seconds, result in self._pool.map("clusters", map(self._cluster_arguments, jobs)):
             self.busy_seconds += seconds
@@ -500,7 +490,6 @@ class RayExecutor:
             yield result._replace(model=own)
 
     def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
-        """See `Executor`."""
         self._store(models)
         arguments = ((samples, self._stored[id(model)][1]) for model in models)
         return [each for found in self._pool.map("evaluations", arguments) for each in found]
@@ -584,7 +573,6 @@ def cluster_cores() -> int:
 
 
 def cluster_gpus() -> float:
-    """GPUs of all living machines."""
     return float(sum(node["Resources"].get("GPU", 0) for node in list_live_nodes()))
 
 

@@ -127,11 +127,9 @@ class LocalWorker:
         return SharedState(vectors, tuple(names), models)
 
     def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 — whatever the method returns
-        """See `Worker`."""
         return getattr(self, method)(*arguments)
 
     def estimate(self, order: DeviceOrder) -> Estimates:
-        """Fresh estimates of one device."""
         return device_estimate(order, self._world.data[order.device], self._workspace)
 
     def update(self, jobs: Sequence[Job]) -> list[JobResult]:
@@ -273,12 +271,9 @@ class PoolExecutor:
             each.close()
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
-        """See `Executor`."""
         return self._map("estimate", (_Call([order.model], order.with_model) for order in orders))
 
     def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """See `Executor`."""
-
         def make_call(group: Sequence[Job]) -> _Call:
             def hand_out(*models: FlatModel) -> list[Job]:
                 pairs = zip(group, models, strict=True)
@@ -290,7 +285,6 @@ class PoolExecutor:
             yield from results
 
     def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
-        """See `Executor`."""
         calls = (_Call([model], lambda each: (each, samples)) for model in models)
         return list(self._map("evaluate", calls))
 
@@ -402,7 +396,6 @@ class EdgeUpdate:
     used: float
 
     def apply(self, model: FlatModel, reports: Iterable[DeviceReport], rules: EdgeRules) -> FlatModel:
-        """The next edge model."""
         rates = {"rate": self.rate, "used": self.used}
         return update_edge_model(model, reports, self.weights, rules, share=self.share, **rates)
 

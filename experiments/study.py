@@ -1056,7 +1056,7 @@ STUDIES = {
     ),
     "field": replace(
         study_until_budgets(
-            "the systems that the paper names and others, on both data sets, until the same budgets are used up",
+            "the systems of the paper and others, on both data sets, until the same budgets are used up",
             tabulate_field,
             list_field,
         ),

@@ -3,8 +3,8 @@
     problem = RoundProblem(tau=5, sigma2=1.0, g2=1.0, mu=..., ...)
     solution = solve(problem)
 
-This package works on numbers only: no tensors, no files, no wall clock. `solve` is the continuous solver
-(its devices are in `segments`), `list_solver` the one that chooses from a list of pairs; both plan by adding
+This package works on numbers only: no tensors, no files, no wall clock. `solve` puts the continuous solver
+together (`segments`, `joint`), `list_solver` the one that chooses from a list of pairs; both plan by adding
 curves (`curves`).
 """
 

@@ -64,8 +64,12 @@ def gossip(curve: Curve, weights: FloatArray, steps: int) -> Curve:
 def agree(fleet: Fleet, energy_cap: float, weights: FloatArray, steps: int, expected: float) -> Agreement:
     """Plans within the energy cap, each cluster at the price that it read off its own estimate.
 
-    The weights of gossip are doubly stochastic; `expected` is a price near the one to be found, as that of
-    the last round.
+    Args:
+        fleet: the devices of all clusters.
+        energy_cap: joules, all devices together.
+        weights: of gossip between edge servers, doubly stochastic.
+        steps: gossip steps.
+        expected: a price near the one to be found, as that of the last round.
     """
     grid = Grid.of_prices(expected * np.geomspace(10.0**-DECADES, 10.0**DECADES, PRICES))
     curve, response = make_curve(fleet, grid)

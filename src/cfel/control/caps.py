@@ -80,6 +80,7 @@ class Budget:
         validation.check_number("budget.joules", self.joules, above=0, finite=False)
 
     def take_share(self, share: float) -> "Budget":
+        """Returns a share of this budget."""
         return Budget(self.seconds * share, self.joules * share)
 
 
@@ -91,9 +92,15 @@ def round_caps(
     edge_round: int,
     gossip_seconds_left: FloatArray,
 ) -> tuple[FloatArray, float]:
-    """Seconds per cluster and joules for all devices in edge round r of global round l, both from 0.
+    """Seconds per cluster and joules for all devices in edge round r of global round l.
 
-    `gossip_seconds_left` is what gossip will still take in this global round, per cluster.
+    Args:
+        budget: of the whole run.
+        ledger: what has been spent.
+        rounds: φ, q and τ.
+        global_round: l, 0 … φ − 1.
+        edge_round: r, 0 … q − 1.
+        gossip_seconds_left: what gossip will still take in this global round, per cluster.
     """
     if not (0 <= global_round < rounds.global_rounds and 0 <= edge_round < rounds.edge_rounds):
         last = f"({rounds.global_rounds - 1}, {rounds.edge_rounds - 1})"

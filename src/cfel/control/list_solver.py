@@ -114,6 +114,7 @@ class PairTable:
 
     @property
     def slowest(self) -> float:
+        """The slowest clock."""
         return 1.0 if self.least_clock is None else self.least_clock
 
 
@@ -190,6 +191,7 @@ class ListFleet:
         return len(self.seconds)
 
     def take(self, devices: IndexArray | slice) -> "ListFleet":
+        """Some of the devices."""
         rows = None if self.rows is None else self.rows[devices]
         some = {name: getattr(self, name)[devices] for name in _PER_DEVICE}
         return replace(self, rows=rows, **some).keep_rows()
@@ -353,10 +355,13 @@ class Weighing:
 
 
 def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | None = None) -> Solution:
-    """Decides the steps, θ and the clock of every device, by what each pair of the table is worth.
+    """Decides the steps, θ and the clock of every device.
 
-    The problem's own objective plays no part; its ρ_min and θ_min must be those of the table's first pair.
-    Without a weighing of time and energy the caps are used up.
+    Args:
+        problem: what is known and what may be spent; its own objective plays no part. ρ_min and θ_min must
+            be those of the table's first pair.
+        table: the pairs to choose from and what each is worth.
+        weighing: what time and energy are worth; None to use the caps up.
     """
     return solve_without_too_costly(problem, lambda rest, _: _solve(rest, table, weighing))
 

@@ -238,6 +238,7 @@ class Observation:
 
     @property
     def clusters(self) -> int:
+        """Number of clusters."""
         return self.ledger.clusters
 
     def caps(self) -> tuple[FloatArray, float]:

@@ -192,6 +192,7 @@ class DeviceTerms:
         return self.rho_min * self.step_joules + self.theta_min * self.upload_joules
 
     def take(self, devices: IndexArray | slice) -> "DeviceTerms":
+        """Selects some devices."""
         return DeviceTerms(*(getattr(self, name)[devices] for name in TERMS))
 
 
@@ -363,6 +364,7 @@ class PricedFleet:
         return copies.change(replace(terms, seconds=seconds))
 
     def take(self, devices: IndexArray | slice) -> "PricedFleet":
+        """Some of the devices."""
         return replace(self, cluster=self.cluster[devices], kept=None).change(self.terms.take(devices))
 
     def respond(self, price: FloatArray) -> Response:

@@ -45,6 +45,7 @@ class BoundedScheme:
     pin_rho: Callable[[SchemeParameters, Observation], FloatArray] | None = None
 
     def build(self, parameters: SchemeParameters) -> Scheme:
+        """Builds the scheme."""
         rho = (parameters.rho_min if self.chooses_rho else 1.0, 1.0)
         theta = (parameters.theta_min if self.chooses_theta else 1.0, 1.0)
 

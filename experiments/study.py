@@ -332,12 +332,16 @@ AS_PRINTED = (
 """The paper's training options instead of those of the preset `best`."""
 
 
+PRINTED_RATE = {"cifar10": 0.05, "femnist": 0.03}
+"""The presets' learning rates."""
+
+
 def list_full(dataset: str) -> Rows:
-    """HCEF+, others with the same training options, and CEF at its best: own rate, deadline, slow clocks."""
+    """HCEF+, others with the same training options, CEF at its best and as printed."""
     slow, tau = "scheme.slow_clocks=true", "rounds.local=2"
     fifth = charge_batch(dataset, 10, MEASURED_OVERHEAD[dataset])
     static = ("scheme.name=static", "scheme.options.samples=10", "scheme.options.theta=0.1", SMALL, tau)
-    own = ("scheme.name=cef", *AS_PRINTED, slow)
+    own = ("scheme.name=cef", *AS_PRINTED, slow, "simulation.evaluate_every=1")
     return {
         "hcef_plus": (),
         "static": static,
@@ -345,7 +349,51 @@ def list_full(dataset: str) -> Rows:
         "cef-best": (*own, "scheme.deadline_seconds=800"),
         # Two steps of the slowest device take 300 s.
         "cef-best-tau2": (*own, tau, "scheme.deadline_seconds=350"),
+        "cef": (
+            *("scheme.name=cef", *AS_PRINTED, "simulation.evaluate_every=1"),
+            f"local.learning_rate={PRINTED_RATE[dataset]}",
+        ),
     }
+
+
+def list_attribution(dataset: str) -> Rows:
+    """CEF with each ingredient of HCEF+ alone, and HCEF+ without each."""
+    rule = (*ORTHOGONAL, "aggregation.learning_rate=1.5")
+    alone: Rows = {
+        "tau": ("rounds.local=2",),
+        "batches": charge_batch(dataset, 10, MEASURED_OVERHEAD[dataset]),
+        "uploads": (
+            *("scheme.name=static", "scheme.options.theta=0.1", "scheme.options.least_speed=1"),
+            "scheme.gossip=global_round",
+        ),
+        "momentum": (SHARED,),
+        "rule": rule,
+        "gossip": ("scheme.gossip=edge_round",),
+        "clocks": ("scheme.slow_clocks=true",),
+        "deadline": ("scheme.deadline_seconds=800",),
+    }
+    without: Rows = {
+        "tau": ("scheme.options.local_steps=5",),
+        "batches": ("scheme.options.least_batch=1",),
+        "uploads": ("scheme.theta_min=1",),
+        "momentum": ("local.algorithm=sgd",),
+        "rule": (
+            "aggregation.optimiser=none",
+            "aggregation.schedule=constant",
+            "aggregation.learning_rate=1",
+        ),
+        "gossip": ("scheme.options.dense_gossip=false",),
+        "clocks": ("scheme.options.frequency=false",),
+        "plan": list_static_plan(10, 0.1, 2),
+    }
+    many = "rounds.global=2000"
+    plus = ("scheme.name=hcef_plus", SHARED, *rule, "simulation.evaluate_every=2", many)
+    return (
+        {"cef": ("scheme.name=cef", many)}
+        | {f"cef+{name}": ("scheme.name=cef", many, *changes) for name, changes in alone.items()}
+        | {"hcef_plus": plus}
+        | {f"hcef_plus-{name}": (*plus, *changes) for name, changes in without.items()}
+    )
 
 
 def stop_at_budgets(dataset: str) -> Changes:
@@ -709,7 +757,7 @@ def tabulate_full(out: Path, target: float) -> tuple[dict[str, Any], str]:
     dataset = tomllib.loads(next(iter(load_tree(out).values())).experiment_toml)["data"]["name"]
     printed = group_rows(HERE.parent / "results" / f"paper-channel-{dataset}-full")["cef"]
     document = {row: [asdict(found[seed]) for seed in sorted(found)] for row, found in rows.items()}
-    rows["cef"] = _cross_all(printed, target)
+    rows["cef"] = _cross_all(printed, target) | rows.get("cef", {})
     cells = [_compare_full(row, found, rows) for row, found in rows.items() if found]
     headings = (
         *("Row", "Seeds", "Time", "Energy", "Backhaul", "Gain over CEF: time", "energy"),
@@ -774,6 +822,22 @@ def _show_gains(own: Mapping[int, Reached], other: Mapping[int, Reached], cost: 
     interval = geometric_interval(ratios)
     ends = "" if interval is None else f" ({interval[0]:.2f}–{interval[1]:.2f})"
     return f"{geometric_mean(ratios):.2f}×{ends}"
+
+
+def tabulate_attribution(out: Path, target: float) -> tuple[dict[str, Any], str]:
+    """Gains of ingredients, added to CEF and missing from HCEF+, in time and energy to the target."""
+    runs = group_rows(out)
+    rows = {row: _cross_all(found, target) for row, found in runs.items()}
+    cells = []
+    for row, found in rows.items():
+        whole = "hcef_plus" if row.startswith("hcef_plus") else "cef"
+        own, other = (rows[whole], found) if whole == "hcef_plus" else (found, rows[whole])
+        shown = [f"`{row}`", f"{len(found)} of {len(runs[row])}"]
+        shown.append(f"{100 * mean(find_accuracy(run) for run in runs[row]):.1f} %")
+        cells.append(shown + [_show_gains(own, other, cost) for cost in ("seconds", "joules")])
+    document = {row: {seed: asdict(found[seed]) for seed in sorted(found)} for row, found in rows.items()}
+    headings = ("Row", "Seeds that reach it", "At the budget", "Gain in time", "in energy")
+    return {"item": "attribution", "target": target, "rows": document}, format_rows(headings, cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1034,6 +1098,15 @@ STUDIES = {
         rounds={"cifar10": 300, "femnist": 300},
         same_budgets=True,
         file="best",
+    ),
+    "attribution": Study(
+        "what each ingredient of HCEF+ brings: alone, added to CEF, and missing from HCEF+",
+        tabulate_attribution,
+        rows={dataset: list_attribution(dataset) for dataset in DATASETS},
+        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
+        seeds=(0, 1, 2),
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
     ),
     "rates-cef": Study(
         "learning rates of CEF under budgets, on held-out samples",

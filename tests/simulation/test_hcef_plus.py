@@ -118,7 +118,7 @@ def test_every_scheme_can_use_small_batches(overhead: float) -> None:
         ),
         (
             {"scheme": SMALL, "local": {"algorithm": "tests.simulation.test_hcef_plus:own_loop"}},
-            r"scheme.steps = 'small_batches'.*loop of its own",
+            r"scheme.steps = 'small_batches'.*its own training loop",
         ),
     ],
     ids=["local", "schedule", "loop"],

@@ -97,7 +97,7 @@ def _check_same_plans(then: Sequence[DryRunRound], now: Sequence[DryRunRound]) -
         for old, new in zip(before.plans, after.plans, strict=True):
             if not (np.array_equal(old.rho, new.rho) and np.array_equal(old.theta, new.theta)):
                 raise InputError(
-                    f"round {number}: the scheme plans otherwise under the new conditions, so its models "
+                    f"round {number}: the scheme makes other plans under the new conditions, so its models "
                     "would differ; run it again"
                 )
 

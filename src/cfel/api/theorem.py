@@ -88,7 +88,7 @@ def report_theorem(
     if holds_run(Path(path)):
         if changes:
             raise InputError(
-                f"--set {changes[0]}: {path} is a run, whose plans are what they were; "
+                f"--set {changes[0]}: {path} is a run, whose plans cannot change; "
                 "give an experiment file to try changes"
             )
         return _report_run(Path(path), assumed, code)

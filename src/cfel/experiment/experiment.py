@@ -215,8 +215,8 @@ class Experiment:
             )
         if local.steps in parts and algorithm.train is not None:
             raise InputError(
-                f"scheme.steps = {local.steps!r}: algorithm {local.algorithm!r} has a loop of its own, which "
-                "draws its own batches and trains all layers"
+                f"scheme.steps = {local.steps!r}: algorithm {local.algorithm!r} has its own training loop, "
+                "which draws its own batches and trains all layers"
             )
         if local.steps == "last_layers" and (algorithm.step_parts is None or algorithm.change_gradient):
             raise InputError(
@@ -226,8 +226,8 @@ class Experiment:
         late = training.error_feedback and local.schedule != "constant"
         if local.algorithm == "shared_momentum" and late:
             raise InputError(
-                f"local.schedule = {local.schedule!r}: shared momentum would take updates that error "
-                "feedback sends late for momentum at the present rate; use a constant rate"
+                f"local.schedule = {local.schedule!r}: with shared momentum, error feedback sends parts of "
+                "updates late, when the learning rate is another one; use a constant rate"
             )
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":

@@ -30,7 +30,7 @@ def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) 
     """Fresh estimates of σ² and G² at the order's model, from K extra mini-batches.
 
     The order's ρ and θ are not used. Its model may be a whole one, with the device's own part. The result has
-    no `kept_energy`: see `refresh_estimates`. Where an algorithm has a loop of its own, no gradient
+    no `kept_energy`: see `refresh_estimates`. Where an algorithm has its own training loop, no gradient
     can be seen, and both are 1 until it returns its estimates.
     """
     if workspace.algorithm.train is not None:

@@ -54,7 +54,7 @@ def _require_steps(world: "World") -> None:
     training = world.training
     if find_algorithm(training).train is not None:
         raise InputError(
-            f"engine 'ray' cannot train with {training.local.algorithm!r}: it has a loop of its own, "
+            f"engine 'ray' cannot train with {training.local.algorithm!r}: it has its own training loop, "
             "which may remember things in this process; use --engine threads"
         )
 

@@ -231,7 +231,7 @@ class PoolExecutor:
         prepare_process()
         prepare_thread()
         self.workers = parameters.workers
-        # A loop of its own may remember things in this process, and need not be safe in several threads.
+        # A user's training loop may remember things in this process, and need not be safe in several threads.
         alone = find_algorithm(world.training).train is not None
         count = 1 if alone else parameters.workers or os.cpu_count() or 1
         self._count, self._ahead = count, count * (1 + AHEAD)

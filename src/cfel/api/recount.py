@@ -20,9 +20,9 @@ from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml, load_directory_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import DryRunRound, dry_run
-from cfel.rounds.parameters import reject_buffering
 from cfel.rounds.run_directory import create_run
 from cfel.runlog import RoundRecord, RunDirectory
+from cfel.simulation.parameters import reject_buffering
 from cfel.wording import plural
 
 CHANGEABLE = (

@@ -43,13 +43,13 @@ from cfel.metric import ACCURACY, Metric
 from cfel.plugins import ANY_CODE, NOT_FROM_DIRECTORIES, import_from, name_variants, parse_variants
 from cfel.report.load import COMPARISON_FILE, SWEEP_FILE, find_baseline, load_runs, name_setting, read_rows
 from cfel.report.summary import REFERENCE, describe_overruns, write_summary
-from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.rounds.run_directory import RunRequest, flatten, reject_unusable
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.scaleout import connect_cluster, ray_executor, require_ray
 from cfel.simulation.executors import Executor, PoolExecutor
 from cfel.simulation.loop import Watch, run_in_directory
 from cfel.simulation.loop import simulate as simulate_rounds
+from cfel.simulation.parameters import SimulationParameters, choose_engine
 from cfel.simulation.state import RoundOutcome, initial_state
 from cfel.tracking import TrackedRun, Tracker, choose_trackers, follow_run
 from cfel.world import World

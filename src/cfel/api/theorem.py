@@ -18,8 +18,8 @@ from cfel.errors import InputError
 from cfel.experiment import Experiment, load_directory_experiment, load_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import dry_run
-from cfel.rounds.parameters import reject_buffering
 from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
+from cfel.simulation.parameters import reject_buffering
 from cfel.system.backhaul import target_weights, zeta
 
 ASSUMED = 1.0

@@ -137,7 +137,7 @@ def add_experiment_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of all commands that simulate: --engine, --ray-address, --track, --set, --json."""
-    from cfel.rounds.parameters import ENGINES
+    from cfel.simulation.parameters import ENGINES
     from cfel.tracking import TRACKERS
 
     parser.add_argument("--engine", choices=ENGINES, help=ENGINE_HELP)

@@ -66,8 +66,8 @@ from cfel.learning.task import DeviceData, Task, check_batches, check_task, load
 from cfel.membership import FleetChange, Membership
 from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
-from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.seeding import make_key
+from cfel.simulation.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.batch_shares import LAYER_SHARES, BatchShares
 from cfel.system.fleet import FleetParameters, build_fleet

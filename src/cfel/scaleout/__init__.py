@@ -19,8 +19,8 @@ from cfel.errors import InputError, ScaleoutError
 from cfel.extras import MissingExtraError, install_command
 
 if TYPE_CHECKING:
-    from cfel.rounds.parameters import SimulationParameters
     from cfel.scaleout.workers import RayExecutor
+    from cfel.simulation.parameters import SimulationParameters
     from cfel.world import World
 
 

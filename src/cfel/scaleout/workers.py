@@ -57,7 +57,6 @@ from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
 from cfel.learning.torch_state import prepare_process, prepare_thread
-from cfel.rounds.parameters import SimulationParameters
 from cfel.scaleout import address_to_join
 from cfel.simulation.executors import (
     ClusterJob,
@@ -70,6 +69,7 @@ from cfel.simulation.executors import (
     largest_group,
     run_cluster,
 )
+from cfel.simulation.parameters import SimulationParameters
 from cfel.world import World
 
 VERSIONS = (f"cfel {__version__}", f"torch {torch.__version__}", f"numpy {np.__version__}")

@@ -30,7 +30,7 @@ from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.rounds.kernel import DeviceWork
-from cfel.rounds.parameters import SimulationParameters
+from cfel.simulation.parameters import SimulationParameters
 from cfel.simulation.worker_process import SharedVectors, WorkerProcess, can_fork
 from cfel.world import World
 

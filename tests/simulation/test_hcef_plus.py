@@ -114,7 +114,7 @@ def test_every_scheme_can_use_small_batches(overhead: float) -> None:
         ),
         (
             {"local": {"algorithm": "shared_momentum", "schedule": "cosine"}},
-            r"local.schedule = 'cosine': shared momentum",
+            r"local.schedule = 'cosine': with shared momentum",
         ),
         (
             {"scheme": SMALL, "local": {"algorithm": "tests.simulation.test_hcef_plus:own_loop"}},

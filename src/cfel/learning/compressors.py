@@ -124,17 +124,11 @@ class DenseUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SparseUpdate:
-    """Some entries and their indices.
+    """Some entries and their indices."""
 
-    Attributes:
-        size: length of the vector.
-        indices: int32, ascending, without repetition.
-        values: float32, one per index.
-    """
-
-    size: int
-    indices: Tensor
-    values: Tensor
+    size: int  # length of the vector
+    indices: Tensor  # int32, ascending, without repetition
+    values: Tensor  # float32, one per index
 
     @property
     def wire_bits(self) -> int:
@@ -151,22 +145,14 @@ class RoundedUpdate:
 
     A value is ±(low + scale · level). The smallest magnitude counts from zero only once, as top-k keeps no
     entry below it.
-
-    Attributes:
-        size: length of the vector.
-        bits: bits per value, sign included: 4, 8 or 16.
-        indices: int32, ascending, without repetition, at least one.
-        low: float32, one number: the smallest magnitude.
-        scales: float32, one per bucket of values: how much one level adds.
-        codes: int32, one per index: the level, and 2^(bits−1) more where the value is negative.
     """
 
-    size: int
-    bits: int
-    indices: Tensor
-    low: Tensor
-    scales: Tensor
-    codes: Tensor
+    size: int  # length of the vector
+    bits: int  # bits per value, sign included: 4, 8 or 16
+    indices: Tensor  # int32, ascending, without repetition, at least one
+    low: Tensor  # float32, one number: the smallest magnitude
+    scales: Tensor  # float32, one per bucket of values: how much one level adds
+    codes: Tensor  # int32, one per index: the level, and 2^(bits−1) more where the value is negative
 
     @property
     def wire_bits(self) -> int:
@@ -187,19 +173,12 @@ class RoundedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SampledUpdate:
-    """Entries at places that both ends draw from the same stream: only the values and the key are sent.
+    """Entries at places that both ends draw from the same stream: only the values and the key are sent."""
 
-    Attributes:
-        size: length of the vector.
-        key: names the stream.
-        values: float32, at the drawn places in ascending order.
-        rotation: applied to the vector before entries were taken, or None.
-    """
-
-    size: int
-    key: int
-    values: Tensor
-    rotation: BlockRotation | None = None
+    size: int  # length of the vector
+    key: int  # names the stream
+    values: Tensor  # float32, at the drawn places in ascending order
+    rotation: BlockRotation | None = None  # applied to the vector before entries were taken, or None
 
     @property
     def wire_bits(self) -> int:
@@ -219,19 +198,12 @@ class SampledUpdate:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedUpdate:
-    """All entries as small signed integers, with one scale per bucket.
+    """All entries as small signed integers, with one scale per bucket."""
 
-    Attributes:
-        size: length of the vector.
-        bits: bits per entry, sign included.
-        codes: int16, padded to whole buckets: −levels … levels.
-        scales: float32, one per bucket: the value of code 1.
-    """
-
-    size: int
-    bits: int
-    codes: Tensor
-    scales: Tensor
+    size: int  # length of the vector
+    bits: int  # bits per entry, sign included
+    codes: Tensor  # int16, padded to whole buckets: −levels … levels
+    scales: Tensor  # float32, one per bucket: the value of code 1
 
     @property
     def wire_bits(self) -> int:
@@ -245,21 +217,13 @@ class QuantisedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class LatticeUpdate:
-    """Pairs of entries as points of a hexagonal lattice, with one scale per bucket; dither is drawn.
+    """Pairs of entries as points of a hexagonal lattice, with one scale per bucket; dither is drawn."""
 
-    Attributes:
-        size: length of the vector.
-        bits: bits per entry, sign included.
-        key: names the stream of the dither.
-        codes: int16, padded to whole buckets: each pair of entries holds a point's coordinates.
-        scales: float32, one per bucket: the distance between neighbouring points.
-    """
-
-    size: int
-    bits: int
-    key: int
-    codes: Tensor
-    scales: Tensor
+    size: int  # length of the vector
+    bits: int  # bits per entry, sign included
+    key: int  # names the stream of the dither
+    codes: Tensor  # int16, padded to whole buckets: each pair of entries holds a point's coordinates
+    scales: Tensor  # float32, one per bucket: the distance between neighbouring points
 
     @property
     def wire_bits(self) -> int:
@@ -279,17 +243,11 @@ class LatticeUpdate:
 
 
 class Factors(NamedTuple):
-    """A matrix as a sum of atoms: leftᵀ · right, at a place of the vector.
+    """A matrix as a sum of atoms: leftᵀ · right, at a place of the vector."""
 
-    Attributes:
-        start: where its first entry is.
-        left: float32, atoms × rows.
-        right: float32, atoms × columns.
-    """
-
-    start: int
-    left: Tensor
-    right: Tensor
+    start: int  # where its first entry is
+    left: Tensor  # float32, atoms × rows
+    right: Tensor  # float32, atoms × columns
 
 
 BLOCK_BITS = 4 * 32
@@ -298,15 +256,10 @@ BLOCK_BITS = 4 * 32
 
 @dataclass(frozen=True, slots=True)
 class AtomicUpdate:
-    """Matrices as a few singular atoms each, and some entries of what is no matrix.
+    """Matrices as a few singular atoms each, and some entries of what is no matrix."""
 
-    Attributes:
-        entries: of the whole vector; matrices have none.
-        blocks: the matrices, by ascending place, none on another.
-    """
-
-    entries: SparseUpdate
-    blocks: tuple[Factors, ...]
+    entries: SparseUpdate  # of the whole vector; matrices have none
+    blocks: tuple[Factors, ...]  # the matrices, by ascending place, none on another
 
     @property
     def size(self) -> int:

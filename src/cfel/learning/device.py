@@ -76,23 +76,14 @@ def device_update(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalResult:
-    """What the local iterations of a device yield, on the CPU.
+    """What the local iterations of a device yield, on the CPU."""
 
-    Attributes:
-        difference: to the order's model, d numbers; `finish_update` overwrites it.
-        memory: what the algorithm remembers after the last step.
-        buffers: batch-norm statistics.
-        estimates: new ones, or None to keep the old ones.
-        losses: of the steps taken.
-        run: the finished run; None if its algorithm need not know what is sent.
-    """
-
-    difference: Tensor
-    memory: Tensors
-    buffers: Tensor
-    estimates: Estimates | None
-    losses: Sequence[float]
-    run: LocalRun | None = None
+    difference: Tensor  # to the order's model, d numbers; `finish_update` overwrites it
+    memory: Tensors  # what the algorithm remembers after the last step
+    buffers: Tensor  # batch-norm statistics
+    estimates: Estimates | None  # new ones, or None to keep the old ones
+    losses: Sequence[float]  # of the steps taken
+    run: LocalRun | None = None  # the finished run; None if its algorithm need not know what is sent
 
 
 def finish_update(

@@ -26,22 +26,15 @@ _BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Means over the evaluated samples.
+    """Means over the evaluated samples."""
 
-    Attributes:
-        metric: the task's metric (accuracy: in [0, 1]).
-        loss: the task's loss.
-        samples: how many were evaluated.
-        per_sample: the metric of each of them, in the order of `choose_test_samples`.
-        losses: the loss of each of them.
-        metrics: the task's further metrics of each of them, by name.
-    """
-
-    metric: float
-    loss: float
-    samples: int
+    metric: float  # the task's metric (accuracy: in [0, 1])
+    loss: float  # the task's loss
+    samples: int  # how many were evaluated
+    # The metric of each of them, in the order of `choose_test_samples`.
     per_sample: FloatArray = field(compare=False, repr=False)
-    losses: FloatArray = field(compare=False, repr=False)
+    losses: FloatArray = field(compare=False, repr=False)  # the loss of each of them
+    # The task's further metrics of each of them, by name.
     metrics: Mapping[str, FloatArray] = field(default_factory=dict, compare=False, repr=False)
 
 

@@ -47,25 +47,17 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlState:
-    """What the controller carries from one edge round to the next.
+    """What the controller carries from one edge round to the next."""
 
-    Attributes:
-        rounds_done: finished global rounds.
-        scheme: the scheme's state.
-        expected: what was spent by the plans.
-        realised: what was spent with the steps really taken.
-        spent_joules: per device, in the account that the budget counts.
-        losses: newest mean training loss of every device, NaN before its first; None before any.
-        habits: running mean of each device's influence (`rounds.estimates`), under the name that checkpoints
-            and coordinators store; None before any.
-    """
-
-    rounds_done: int
-    scheme: State
-    expected: Ledger
-    realised: Ledger
-    spent_joules: FloatArray
+    rounds_done: int  # finished global rounds
+    scheme: State  # the scheme's state
+    expected: Ledger  # what was spent by the plans
+    realised: Ledger  # what was spent with the steps really taken
+    spent_joules: FloatArray  # per device, in the account that the budget counts
+    # Newest mean training loss of every device, NaN before its first; None before any.
     losses: FloatArray | None = None
+    # Running mean of each device's influence (`rounds.estimates`), under the name that checkpoints and
+    # coordinators store; None before any.
     habits: FloatArray | None = None
 
     def ledger(self, setting: Setting) -> Ledger:
@@ -123,25 +115,21 @@ class DeviceWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeRoundOutcome:
-    """What happened in one edge round.
+    """What happened in one edge round."""
 
-    Attributes:
-        conditions, plan: the devices' conditions, and what they were asked to do.
-        steps, wire_bits: per device, bits as they are charged; 0 for those who took no part.
-        seconds, joules: per device, in the account that the budget counts.
-        expected, realised: cost of the edge round in both accounts.
-        losses: training losses of the devices that took a step, by device.
-    """
-
+    # `conditions`, `plan`: the devices' conditions, and what they were asked to do.
     conditions: Conditions
     plan: RoundPlan
+    # `steps`, `wire_bits`: per device, bits as they are charged; 0 for those who took no part.
     steps: FloatArray
     wire_bits: FloatArray
+    # `seconds`, `joules`: per device, in the account that the budget counts.
     seconds: FloatArray
     joules: FloatArray
+    # `expected`, `realised`: cost of the edge round in both accounts.
     expected: EdgeRoundCost
     realised: EdgeRoundCost
-    losses: Mapping[int, float]
+    losses: Mapping[int, float]  # training losses of the devices that took a step, by device
 
 
 def observe(

@@ -23,20 +23,14 @@ from cfel.world import World
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundScores:
-    """What was measured after a round.
+    """What was measured after a round."""
 
-    Attributes:
-        accuracy: the task's metric; None when the round was not evaluated.
-        devices: measures the edge models per device, on test samples like its own; None if it cannot.
-        personal: the same of devices' own models; None where they have none.
-        personal_losses: the task's loss of these.
-        metrics: the task's further metrics, averaged like accuracy.
-    """
-
-    accuracy: float | None = None
+    accuracy: float | None = None  # the task's metric; None when the round was not evaluated
+    # Measures the edge models per device, on test samples like its own; None if it cannot.
     devices: Callable[[], FloatArray] | None = None
-    personal: FloatArray | None = None
-    personal_losses: FloatArray | None = None
+    personal: FloatArray | None = None  # the same of devices' own models; None where they have none
+    personal_losses: FloatArray | None = None  # the task's loss of these
+    # The task's further metrics, averaged like accuracy.
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def add_to(self, record: RoundRecord, metric: Metric, *, per_device: bool) -> RoundRecord:

@@ -85,21 +85,16 @@ class WorkerInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceContext:
-    """The parts of a World that devices need; put into the object store once.
+    """The parts of a World that devices need; put into the object store once."""
 
-    Attributes:
-        seed, task, training, compress, edge_rules: the World's.
-        indices: the samples of all devices in one array, as thousands of small ones load slowly.
-        starts: where the samples of each device start in it, and the end.
-    """
-
+    # `seed`, `task`, `training`, `compress`, `edge_rules`: the World's.
     seed: int
     task: Task
     training: TrainingParameters
     compress: Compressor
     edge_rules: EdgeRules
-    indices: IntArray
-    starts: IntArray
+    indices: IntArray  # the samples of all devices in one array, as thousands of small ones load slowly
+    starts: IntArray  # where the samples of each device start in it, and the end
 
     @classmethod
     def from_world(cls, world: World) -> "DeviceContext":

@@ -76,13 +76,9 @@ JobResult = tuple[DeviceReport, DeviceState]
 
 
 class Executor(Protocol):
-    """What the round loop needs of an executor.
+    """What the round loop needs of an executor."""
 
-    Attributes:
-        workers: how many work at a time; 0 for one per core.
-    """
-
-    workers: int
+    workers: int  # how many work at a time; 0 for one per core
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """Fresh σ² and G² by `learning.device.device_estimate`, in the order of the orders."""
@@ -158,17 +154,11 @@ class LocalWorker:
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """Where models on their way to workers are, and what devices keep.
+    """Where models on their way to workers are, and what devices keep."""
 
-    Attributes:
-        vectors: places for `models` models, then for the vectors of every device.
-        names: of the vectors that a device's algorithm keeps; the residual comes after them.
-        models: number of models under way, at most.
-    """
-
-    vectors: SharedVectors
-    names: tuple[str, ...]
-    models: int
+    vectors: SharedVectors  # places for `models` models, then for the vectors of every device
+    names: tuple[str, ...]  # of the vectors that a device's algorithm keeps; the residual comes after them
+    models: int  # number of models under way, at most
 
     def keep(self, device: int, state: DeviceState) -> DeviceState:
         """The state with its vectors in shared memory."""
@@ -381,19 +371,12 @@ _LEAST_USE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class EdgeUpdate:
-    """How an edge server updates its model in an edge round; see `learning.edge.update_edge_model`.
+    """How an edge server updates its model in an edge round; see `learning.edge.update_edge_model`."""
 
-    Attributes:
-        weights: of the devices that took part.
-        share: of the cluster's devices that took part.
-        rate: the learning rate of the devices.
-        used: share of the run that is over.
-    """
-
-    weights: Mapping[int, float]
-    share: float
-    rate: float
-    used: float
+    weights: Mapping[int, float]  # of the devices that took part
+    share: float  # of the cluster's devices that took part
+    rate: float  # the learning rate of the devices
+    used: float  # share of the run that is over
 
     def apply(self, model: FlatModel, reports: Iterable[DeviceReport], rules: EdgeRules) -> FlatModel:
         rates = {"rate": self.rate, "used": self.used}

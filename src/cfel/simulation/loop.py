@@ -82,15 +82,12 @@ Progress = Callable[[RoundRecord], None]
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Hooks into a run.
+    """Hooks into a run."""
 
-    Attributes:
-        follow: entered once the directory is known to be this run's, and left at its end; gives what to call
-            with every round once it is written.
-        interrupted: called after every round; true ends the run there, with a checkpoint.
-    """
-
+    # Entered once the directory is known to be this run's, and left at its end; gives what to call with every
+    # round once it is written.
     follow: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(lambda _: None)
+    # Called after every round; true ends the run there, with a checkpoint.
     interrupted: Callable[[], bool] = lambda: False
 
 

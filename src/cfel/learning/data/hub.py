@@ -53,19 +53,13 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One split as arrays.
+    """One split as arrays."""
 
-    Attributes:
-        inputs: uint8 images (samples × channels × height × width), int32 codes of text, or float32 rows.
-        labels: one per sample.
-        classes: how many there are.
-        writers: who wrote each sample, or None if there is no such column.
-    """
-
+    # Uint8 images (samples × channels × height × width), int32 codes of text, or float32 rows.
     inputs: NDArray[Any]
-    labels: IntArray
-    classes: int
-    writers: NDArray[np.str_] | None
+    labels: IntArray  # one per sample
+    classes: int  # how many there are
+    writers: NDArray[np.str_] | None  # who wrote each sample, or None if there is no such column
 
 
 def parse_name(text: str) -> HubName:

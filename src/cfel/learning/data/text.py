@@ -25,15 +25,10 @@ Codes = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TextCode:
-    """How texts become samples.
+    """How texts become samples."""
 
-    Attributes:
-        length: codes in a sample.
-        words: the code of each known word; None for characters.
-    """
-
-    length: int
-    words: Mapping[str, int] | None = None
+    length: int  # codes in a sample
+    words: Mapping[str, int] | None = None  # the code of each known word; None for characters
 
     @property
     def codes(self) -> int:

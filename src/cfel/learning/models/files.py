@@ -39,23 +39,14 @@ _MOST_NUMBERS = 10**7
 
 @dataclass(frozen=True, slots=True)
 class ModelForm:
-    """How to build a model, what to feed it, and what it returns.
+    """How to build a model, what to feed it, and what it returns."""
 
-    Attributes:
-        model: name of the builder; empty if the model belongs to a user-defined task.
-        input_shape: of one sample.
-        classes: number of classes, or of outputs.
-        dtype: of samples, in NumPy's words; "uint8" is scaled and normalised, others are used as they are.
-        normalisation: for uint8, or None.
-        labels: whether outputs are the scores of classes.
-    """
-
-    model: str
-    input_shape: tuple[int, ...]
-    classes: int
-    dtype: str
-    normalisation: Normalisation | None
-    labels: bool
+    model: str  # name of the builder; empty if the model belongs to a user-defined task
+    input_shape: tuple[int, ...]  # of one sample
+    classes: int  # number of classes, or of outputs
+    dtype: str  # of samples, in NumPy's words; "uint8" is scaled and normalised, others are used as they are
+    normalisation: Normalisation | None  # for uint8, or None
+    labels: bool  # whether outputs are the scores of classes
 
     def __post_init__(self) -> None:
         # A file may be anybody's, and a builder takes as much memory as these say.

@@ -45,7 +45,9 @@ from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.run_directory import create_run
 from cfel.runlog import RunWriter
 from cfel.seeding import make_generator
-from cfel.simulation import PoolExecutor, initial_state, simulate
+from cfel.simulation.executors import PoolExecutor
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import initial_state
 from cfel.world import World
 
 MAX_DEVICES = 10_000

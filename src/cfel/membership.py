@@ -127,7 +127,6 @@ class Membership:
     guests: tuple[tuple[int, int], ...] = ()
 
     def list_devices(self, edge: int) -> list[int]:
-        """The devices of an edge server."""
         return [n for n in sorted(self.devices) if self.edge_of[n] == edge]
 
 

@@ -14,8 +14,9 @@ from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.parameters import LocalParameters
 from cfel.rounds.estimates import combine_estimates, implausible_devices
-from cfel.simulation import PoolExecutor, initial_state, simulate
-from cfel.simulation.state import from_checkpoint, to_checkpoint
+from cfel.simulation.executors import PoolExecutor
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import from_checkpoint, initial_state, to_checkpoint
 from tests.simulation.drive import column, outcomes, records, timeless, tiny
 
 PLUS = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}

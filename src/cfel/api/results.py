@@ -263,7 +263,6 @@ class RunSet:
         return pa.Table.from_pylist(list_numbers(self.summary, self._settings)).to_pandas()
 
     def _repr_html_(self) -> str:
-        """How a notebook shows it."""
         return self.main_table.to_html()
 
     def describe_overruns(self) -> list[str]:

@@ -127,7 +127,6 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_experiment_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the experiment file."""
     parser.add_argument(
         "experiment",
         type=Path,

@@ -231,11 +231,7 @@ class Experiment:
             )
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":
-        """The experiment with some keys changed.
-
-        Args:
-            changes: values by dotted keys, as in {"rounds.edge": 2, "scheme": "cef", "seed": 1}.
-        """
+        """The experiment with values at dotted keys changed, as in {"rounds.edge": 2, "scheme": "cef"}."""
         document, objects = _change_document(to_document(self), changes)
         return Experiment(**parse_sections(document), preset="none", code=self.code.add_objects(objects))
 
@@ -358,12 +354,7 @@ class Experiment:
     ) -> World:
         """The world with the members of every round, made of parts that do not change with them.
 
-        Args:
-            task: what is learned.
-            undivided: its data before they were divided among devices.
-            flat: the module with its first values.
-            parts: what names in the experiment lead to.
-            data: of each device.
+        `undivided` is the data before they were divided among devices; `data` what each device holds.
         """
         start = parts.edge_rules.add_memory(flat.read())
         eras = self._build_eras(parts, flat.shared, task, [each.samples for each in data])

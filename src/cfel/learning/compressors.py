@@ -111,7 +111,6 @@ class DenseUpdate:
 
     @property
     def size(self) -> int:
-        """Length of the vector."""
         return self.values.numel()
 
     @property
@@ -120,7 +119,6 @@ class DenseUpdate:
         return FLOAT_BITS * self.values.numel()
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · values."""
         dense.add_(self.values, alpha=weight)
 
 
@@ -144,7 +142,6 @@ class SparseUpdate:
         return FLOAT_BITS * self.values.numel() + index_bits(self.size, self.values.numel())
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · values at the indices."""
         dense.index_add_(0, self.indices, self.values, alpha=weight)
 
 
@@ -185,7 +182,6 @@ class RoundedUpdate:
         return torch.where(self.codes >= sign, -magnitude, magnitude)
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · values at the indices."""
         dense.index_add_(0, self.indices, self.values, alpha=weight)
 
 
@@ -243,7 +239,6 @@ class QuantisedUpdate:
         return self.bits * self.size + FLOAT_BITS * self.scales.numel()
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · scale · code."""
         values = self.codes.view(self.scales.numel(), -1) * self.scales[:, None]
         dense.add_(values.view(-1)[: self.size], alpha=weight)
 
@@ -315,7 +310,6 @@ class AtomicUpdate:
 
     @property
     def size(self) -> int:
-        """Length of the vector."""
         return self.entries.size
 
     @property
@@ -325,7 +319,6 @@ class AtomicUpdate:
         return self.entries.wire_bits + BLOCK_BITS * len(self.blocks) + FLOAT_BITS * numbers
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · all of them."""
         self.entries.add_to(dense, weight)
         for start, left, right in self.blocks:
             part = dense[start : start + left.shape[1] * right.shape[1]]
@@ -440,7 +433,6 @@ class TopKInBits:
     bits: ValueBits
 
     def __call__(self, vector: Tensor, theta: float, key: int) -> Update:
-        """See `Compressor`."""
         size, chosen = vector.numel(), self.choose_bits(vector.numpy(), theta)
         kept = self.bits.count_entries(theta, size, chosen)
         if chosen == FLOAT_BITS:
@@ -612,19 +604,14 @@ def atomo(vector: Tensor, theta: float, key: int, shapes: Sequence[tuple[int, ..
     """Keeps random atoms, divided by their chances, so that nothing is lost on average (ATOMO).
 
     The atoms of a matrix are its singular vectors, those of all else its entries. Chances follow singular
-    values or magnitudes, with a sum that makes a share θ of all numbers. θ = 1 is exact.
+    values or magnitudes, with a sum that makes a share θ of all numbers. θ = 1 is exact. Without `shapes`,
+    those of the tensors in the vector, all atoms are entries.
 
     Reference: Wang, Sievert, Liu, Charles, Papailiopoulos, Wright, "ATOMO: Communication-efficient Learning
     via Atomic Sparsification", NeurIPS 2018 (arXiv 1806.04090). Kept: spectral atoms of every layer, kernels
     as outputs × rest, and chances of least variance. Not kept: atoms are drawn systematically, with the same
     chances each and therefore the same variance, but always as many as fit, where the paper tosses a coin for
     each; what is compressed is the update of an edge round instead of a gradient.
-
-    Args:
-        vector: as of any compressor.
-        theta: likewise.
-        key: likewise.
-        shapes: of the tensors in the vector, in order; without them all atoms are entries.
     """
     count_entries(theta, vector.numel())
     if theta == 1:

@@ -55,7 +55,6 @@ def choose_test_samples(count: int, samples: int | None, seed: int) -> Tensor:
 
 
 def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None, seed: int = 0) -> Evaluation:
-    """Evaluates a model."""
     if samples is not None and samples < 1:
         raise InputError(f"evaluate_samples: must be at least 1, got {samples}")
     data, flat = workspace.task.data, workspace.flat
@@ -108,11 +107,8 @@ def measure_devices(
     groups of test samples, weighted by their shares of the device's training samples. So nothing is drawn and
     nothing is evaluated twice. Without writers and labels (regression), all devices have the same test set.
 
-    Args:
-        data: the data set.
-        devices: what each device holds.
-        places: the test samples that were evaluated.
-        metrics: of each device's model, one value per evaluated sample; devices may share an array.
+    `places` are the test samples that were evaluated, `metrics` the values of each device's model for these;
+    devices may share an array.
     """
     groups = _find_groups(data)
     if groups is None:

@@ -74,7 +74,6 @@ class ControlState:
 
 
 def initial_control(setting: Setting) -> ControlState:
-    """Before the first round."""
     clusters = setting.fleet.clusters
     return ControlState(
         rounds_done=0,
@@ -207,13 +206,8 @@ def compute_outcome(
 ) -> EdgeRoundOutcome:
     """What an edge round cost, expected and realised.
 
-    Args:
-        setting: the controlled system.
-        conditions: of the edge round, with who took part.
-        plan: what the devices were asked.
-        work: what they did, by device id; without any, nothing was realised.
-
-    Nobody waits beyond the deadline. A device that was late is charged for all it did.
+    `work` is what devices did, by id; without any, nothing was realised. Nobody waits beyond the deadline. A
+    device that was late is charged for all it did.
     """
     fleet, tau, work = setting.fleet, setting.rounds.local_steps, tuple(work)
     steps, wire_bits = _list_work(setting, work)
@@ -271,7 +265,6 @@ def count_global_round(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome]
 
 
 def charge_edge_round(control: ControlState, outcome: EdgeRoundOutcome) -> ControlState:
-    """The control after an edge round."""
     return replace(
         control,
         expected=after_edge_round(control.expected, outcome.expected),
@@ -293,13 +286,7 @@ def _add_losses(control: ControlState, outcome: EdgeRoundOutcome) -> FloatArray 
 def charge_gossip(
     setting: Setting, control: ControlState, measured_seconds: float | None = None
 ) -> ControlState:
-    """The control after gossip within a global round.
-
-    Args:
-        setting: the controlled system.
-        control: before the gossip.
-        measured_seconds: what the gossip really took; None for what the backhaul's model says.
-    """
+    """The control after gossip within a global round; its seconds are the model's unless measured."""
     return replace(
         control,
         expected=after_exchange(control.expected, setting.exchange_seconds),
@@ -421,12 +408,8 @@ def ends_at_budget(setting: Setting, control: ControlState, look_ahead: Callable
     """Whether the round just closed is the last because the budgets do not cover another.
 
     A scheme that keeps to budgets would plan such a round at its lower bounds, learn next to nothing and
-    overrun all the same. At most what a round has cost on average so far is left unused.
-
-    Args:
-        setting: the controlled system.
-        control: after the round.
-        look_ahead: what the scheme would see at the start of the next round.
+    overrun all the same. At most what a round has cost on average so far is left unused. `look_ahead` gives
+    what the scheme would see at the start of the next round.
     """
     if not (setting.scheme.keeps_budgets and _is_nearly_spent(setting, control)):
         return False

@@ -4,8 +4,7 @@ Ray is an optional extra. This module can be imported without it. Use the functi
 modules: they report how to install Ray, and set a token before Ray is imported. Results do not depend on
 where they are computed: they equal the `threads` engine's, bit for bit.
 
-    cluster    joins a cluster, or starts one on this machine
-    workers    the round loop's executor, and the workers that it gives jobs to
+    workers    the round loop's executor, the workers that it gives jobs to, and the cluster they are on
     run_sweep  whole runs as jobs
 """
 
@@ -63,7 +62,7 @@ def _require_steps(world: "World") -> None:
 def connect_cluster(address: str | None = None, cores: int = 0) -> AbstractContextManager[None]:
     """Connects to the cluster at `address`, or to one started here with this many cores (0 for all)."""
     prepare(address)
-    from cfel.scaleout.cluster import connect
+    from cfel.scaleout.workers import connect
 
     return connect(address, cores)
 

@@ -19,8 +19,14 @@ from ray.exceptions import RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cfel.errors import ScaleoutError
-from cfel.scaleout.cluster import list_live_nodes
-from cfel.scaleout.workers import START_SECONDS, VERSIONS, WORKER_LOST, extend_search_path, unwrap_error
+from cfel.scaleout.workers import (
+    START_SECONDS,
+    VERSIONS,
+    WORKER_LOST,
+    extend_search_path,
+    list_live_nodes,
+    unwrap_error,
+)
 
 POLL_SECONDS = 0.5
 MOST_ATTEMPTS = 5

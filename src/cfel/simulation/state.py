@@ -50,7 +50,6 @@ class PendingUpdate:
 
     @property
     def device(self) -> int:
-        """Whose it is."""
         return self.report.device
 
     def wait(self, seconds: float, expected: float) -> "PendingUpdate":
@@ -164,7 +163,6 @@ class RoundOutcome:
 
 
 def initial_state(world: World) -> RunState:
-    """Before the first round."""
     setting = world.at(0).setting
     return RunState(
         control=initial_control(setting),
@@ -217,7 +215,6 @@ def to_checkpoint(state: RunState) -> Checkpoint:
 
 
 def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
-    """The state that `to_checkpoint` wrote."""
     tensors, values = checkpoint.tensors, checkpoint.state
     # Only a simulation stores all devices' estimates in one checkpoint.
     if "estimates" not in tensors:

@@ -37,11 +37,9 @@ class TextCode:
 
     @property
     def codes(self) -> int:
-        """How many codes there are."""
         return BYTES if self.words is None else VOCABULARY
 
     def encode(self, text: str) -> Codes:
-        """All codes of a text."""
         if self.words is None:
             return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
         return np.array([self.words.get(word, 1) for word in split_words(text)], dtype=np.int32)

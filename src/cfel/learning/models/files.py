@@ -145,12 +145,7 @@ def _sort_metadata(content: bytes) -> bytes:
 
 
 def load_model(path: Path, flat: FlatModule) -> FlatModel:
-    """Reads a model from a safetensors file.
-
-    Args:
-        path: the file.
-        flat: a module of the task, for names and shapes; its values change to the file's.
-    """
+    """Reads a model from a safetensors file; `flat` has names and shapes, and takes on the file's values."""
     tensors, _ = read_model_file(path)
     fixed = flat.read_fixed()
     known = {slot.name for slot in (*flat.parameter_slots, *flat.buffer_slots)} | fixed.keys()
@@ -192,14 +187,7 @@ NEEDED = ("onnx", "onnxscript")
 
 
 def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple[int, ...]) -> None:
-    """Writes a model to an ONNX file, which appears only when it is complete.
-
-    Args:
-        path: the file to write.
-        model: the values.
-        flat: a module of the same task; its values change to the model's.
-        input_shape: of one sample.
-    """
+    """Writes a model to an ONNX file, which appears only when it is complete; `flat` takes on its values."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise MissingExtraError(f"{path}: ONNX needs {' and '.join(missing)}: {install_command(missing[0])}")

@@ -210,6 +210,7 @@ class Status:
     leader_changes: int = 0  # elections that this node has seen a winner of, since it started
     wire_bytes: int = 0  # bytes of all uploads and gossip so far
     certificate_expires: float | None = None  # when this node's certificate expires, in Unix seconds, or None
+    applicants: tuple[int, ...] = ()  # devices that ask this node for orders and are no members of the fleet
 
     def __post_init__(self) -> None:
         _escape_texts(self)
@@ -226,6 +227,8 @@ class Status:
             check_number("target", self.target)
         for reason, number in self.rejected:
             _check_count(f"rejected[{reason!r}]", number)
+        for number in self.applicants:
+            _check_count("applicants", number)
 
     @property
     def unready(self) -> str:

@@ -64,6 +64,8 @@ class Changing(Federation):
         calls = RemoteCalls(MemoryClient(OPERATOR, self.network))
         while True:
             answer = await calls.call(Identity("edge", of), ChangeRequest(change), 10)
+            if answer.refused:
+                raise RejectedError(answer.refused)
             if answer.round:
                 return answer.round
             await asyncio.sleep(0.5)

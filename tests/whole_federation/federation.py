@@ -189,8 +189,8 @@ class WholeFederation(Federation):
                 except RejectedError as error:
                     self.history.failures.append(f"{change.describe()}: {error}")
                     return False
-                if answer.round:
-                    return True
+                if answer.round or answer.refused:
+                    return bool(answer.round)
                 break
             await asyncio.sleep(1.0)
 

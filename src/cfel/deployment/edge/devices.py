@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from cfel.deployment.edge.verify_upload import NO_LIMITS, UploadLimits, verify_upload
-from cfel.deployment.health import ChangeSignal, DevicePresence, RoundWaits, list_nodes
+from cfel.deployment.health import Applicants, ChangeSignal, DevicePresence, RoundWaits, list_nodes
 from cfel.deployment.host import Host
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModel, EncodedModels, most_upload_bytes
@@ -156,6 +156,7 @@ class DeviceService:
         presence: which of them are there.
         rejected: how many uploads and estimates of each device were rejected for their content.
         diverged: devices whose training diverged when they were last asked.
+        applicants: devices that ask here and are no members of the fleet.
     """
 
     def __init__(
@@ -188,6 +189,7 @@ class DeviceService:
         self._changed = ChangeSignal()
         self._verifying: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.find_home: FindHome = lambda _device, _request: NoOrder()
+        self.applicants = Applicants(self._now)
 
     def change_devices(self, devices: tuple[int, ...]) -> None:
         """The devices of this edge server from now on; the others hear where they belong."""
@@ -213,11 +215,11 @@ class DeviceService:
 
     @property
     def problem(self) -> str:
-        """Whose training diverged, in words; empty if nobody's did."""
-        if not self.diverged:
-            return ""
+        """Whose training diverged, and who asks in vain, in words; empty if nobody does."""
         names = list_nodes("device", sorted(self.diverged))
-        return f"training diverged at {names}; most likely local.learning_rate is too large"
+        diverged = f"training diverged at {names}; most likely local.learning_rate is too large"
+        parts = (diverged if self.diverged else "", self.applicants.problem)
+        return "; ".join(each for each in parts if each)
 
     @property
     def measures(self) -> bool:

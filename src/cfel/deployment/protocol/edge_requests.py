@@ -281,6 +281,7 @@ class HelloAnswer(msgspec.Struct, frozen=True):
     version: Version = ""  # of cfel on it
     instance: Instance = ""  # drawn when its process started
     term: Count = 0  # the newest that it knows
+    protocol: Count = 6  # newest version of the protocol that it speaks; nodes of version 6 do not say
     voter_changes: Count = 0  # how often edge servers have joined or left, as far as it knows
 
     def __post_init__(self) -> None:
@@ -317,6 +318,7 @@ class ChangeAnswer(msgspec.Struct, frozen=True):
     """What has become of a change that was asked for."""
 
     round: Count  # the first global round that it holds for; 0 while it waits for the end of a round
+    refused: str = ""  # why it is not possible; empty if it is
 
 
 class ChangeRequest(Request[ChangeAnswer], frozen=True):

@@ -194,8 +194,10 @@ class NeighbourModels:
         found = await asyncio.gather(*(ask(number) for number in asked))
         return {i: model for i, model in zip(asked, found, strict=True) if model is not None}
 
-    async def fetch_any_present(self, candidates: Sequence[int]) -> FlatModel:
-        """The model that one of the candidates has now.
+    async def fetch_any_present(self, candidates: Sequence[int], global_round: int) -> FlatModel:
+        """The model that one of the candidates has now, if that one has reached a global round.
+
+        One that is behind itself may have used uploads that nobody else knows of.
 
         Raises:
             RejectedError: none of them can be reached.
@@ -203,6 +205,8 @@ class NeighbourModels:
         for number in sorted(candidates, key=self._is_gone):
             try:
                 at, model = await self.fetch_present(number)
+                if at[0] < global_round:
+                    raise RejectedError(f"is at {at}, and behind itself")
             except (UnreachableError, RejectedError) as error:
                 _LOG.warning("cannot catch up from edge server %d: %s", number, error)
                 continue

@@ -166,7 +166,8 @@ class EdgeServer:
         Raises:
             DeploymentError: the other one cannot be reached, or rejects.
         """
-        missed = await self._fetch_records(other)
+        found = await self._fetch_records(other)
+        missed = [each for each in found if each.round > self.log.last_round]  # it may have grown meanwhile
         if missed:
             self._heard_rounds = missed[-1].round
             self.learn((*self.log.records, *missed))
@@ -190,6 +191,12 @@ class EdgeServer:
         """
         newest = max(self.log.last_round, self._heard_rounds, self.state.position[0])
         return self.whole.membership_at(self._last if self.finished.is_set() else newest)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has been removed, by all that a majority has agreed on."""
+        removed = any((each.what, each.edge) == ("remove edge", self.number) for each in self.whole.changes)
+        return removed and self.number not in self.members.edges
 
     @property
     def _last(self) -> int:
@@ -565,7 +572,7 @@ class EdgeServer:
                 return
             neighbours = self._list_neighbours(self.whole.at(at[0]).setting.backhaul)
             candidates = [i for i in dict.fromkeys((*first, *neighbours)) if i != self.number]
-            model = await self._neighbours.fetch_any_present(candidates)
+            model = await self._neighbours.fetch_any_present(candidates, at[0])
             await self._save(replace(self.state, position=at, model=model, previous_model=model))
 
     def _loses_devices(self, global_round: int, records: Sequence[RoundRecord]) -> bool:

@@ -205,10 +205,11 @@ class NeighbourModels:
         for number in sorted(candidates, key=self._is_gone):
             try:
                 at, model = await self.fetch_present(number)
-                if at[0] < global_round:
-                    raise RejectedError(f"is at {at}, and behind itself")
             except (UnreachableError, RejectedError) as error:
                 _LOG.warning("cannot catch up from edge server %d: %s", number, error)
+                continue
+            if at[0] < global_round:
+                _LOG.warning("cannot catch up from edge server %d: it is at %s, behind itself", number, at)
                 continue
             _LOG.warning("caught up from edge server %d at %s", number, at)
             return model

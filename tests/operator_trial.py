@@ -56,6 +56,8 @@ engine = "threads"
 [deployment]
 gone_seconds = {GONE_SECONDS}
 publish_every = 2
+# All hosts share the cores of one machine.
+election_seconds = 3.0
 # A global round takes about two seconds.
 time_scale = 0.005
 """

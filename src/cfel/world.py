@@ -1,6 +1,6 @@
 """The built parts of an experiment that the simulator and a deployment both run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,6 +14,7 @@ from cfel.learning.edge import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
+from cfel.losses import Place, RoundLoss
 from cfel.membership import FleetChange, Membership
 
 
@@ -59,6 +60,7 @@ class World:
         eras: the settings between changes of the fleet, in order; empty where it cannot change.
         changes: those changes.
         change: makes the same world with other changes; None where the fleet cannot change.
+        losses: what the simulator repeats of a federation, by place.
     """
 
     setting: Setting
@@ -74,6 +76,7 @@ class World:
     eras: tuple[Era, ...] = ()
     changes: tuple[FleetChange, ...] = ()
     change: Callable[[Sequence[FleetChange]], "World"] | None = None
+    losses: Mapping[Place, RoundLoss] = field(default_factory=dict)
 
     def at(self, global_round: int) -> "World":
         """The world during a global round (from 0), with the setting that holds then."""

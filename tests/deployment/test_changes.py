@@ -17,6 +17,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.experiment import Experiment
 from cfel.learning.torch_state import prepare_process, prepare_thread
+from cfel.losses import merge_losses
 from cfel.membership import FleetChange
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import parse_log
@@ -81,10 +82,11 @@ class Changing(Federation):
 
 
 def repeat(records: list[RoundRecord], asked: Experiment | None = None) -> list[dict[str, Any]]:
-    """What the simulator makes of the changes in a log."""
+    """What the simulator makes of the changes and losses in a log."""
     found = tuple(change for record in records for change in record.changes)
+    losses = merge_losses(loss for record in records for loss in record.losses)
     base = asked or experiment()
-    changed = replace(base, fleet=replace(base.fleet, changes=found))
+    changed = replace(base, fleet=replace(base.fleet, changes=found, losses=losses))
     return timeless([each.record for each in outcomes(changed)])
 
 
@@ -148,11 +150,16 @@ def test_an_edge_server_joins_and_another_leaves() -> None:
         assert federation.log(i) == records
 
 
-def test_devices_of_an_edge_server_that_is_gone_work_elsewhere() -> None:
-    """Edge 2 dies in the first round and never comes back; its devices 4 and 5 take part again."""
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 2.0, 4.0, 7.0])
+def test_devices_of_an_edge_server_that_is_gone_work_elsewhere(seconds: float) -> None:
+    """Edge 2 dies early in the run and never comes back; its devices 4 and 5 take part again.
+
+    Some of their updates die with it, at different moments of a round. The simulator repeats even that.
+    """
 
     async def operate(federation: Changing) -> None:
         await federation.ask("extend", rounds=3)
+        await asyncio.sleep(seconds)
         await federation.kill(Identity("edge", 2))
         await until("they are taken over", lambda: {4, 5} <= {*federation.devices(0), *federation.devices(1)})
 
@@ -161,6 +168,12 @@ def test_devices_of_an_edge_server_that_is_gone_work_elsewhere() -> None:
     moves = [change for record in records for change in record.changes if change.what == "move device"]
     assert sorted(n for each in moves for n in each.device) == [4, 5]
     assert {each.home for each in moves} == {2}
+    assert any(loss.lost or loss.absent for record in records for loss in record.losses)
+    names = ("round", "model_sha256", "seconds", "joules", "devices_taking_part")
+    repeated = repeat(records)
+    assert [[getattr(each, name) for name in names] for each in records] == [
+        [each[name] for name in names] for each in repeated
+    ]
 
 
 def test_a_pause_lasts_until_somebody_resumes() -> None:

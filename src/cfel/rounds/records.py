@@ -14,6 +14,7 @@ from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
 from cfel.cost import NO_DEVICE, global_round_cost
 from cfel.learning.evaluate import Evaluation, choose_test_samples, measure_devices, summarise_devices
+from cfel.losses import RoundLoss
 from cfel.metric import Metric
 from cfel.rounds.kernel import ControlState, EdgeRoundOutcome, is_over
 from cfel.runlog import PlanTable, RoundRecord
@@ -72,6 +73,7 @@ def make_record(
     wall_seconds: float,
     ends_at_budget: bool = False,
     peak_memory_bytes: int | None = None,
+    losses: Sequence[RoundLoss] = (),
 ) -> RoundRecord:
     """The log's line for a global round that has just ended.
 
@@ -84,6 +86,7 @@ def make_record(
         wall_seconds: real time the round took.
         ends_at_budget: whether the budgets do not cover another round.
         peak_memory_bytes: most memory used so far, if known.
+        losses: of a federation.
     """
     setting, ahead = (world.at(control.rounds_done - 1 + later).setting for later in (0, 1))
     ledger = control.ledger(setting)
@@ -97,7 +100,7 @@ def make_record(
     present = [each.conditions.available for each in edge_rounds]
     uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds) / 8
     backhaul = setting.count_backhaul_bits(control.rounds_done - 1) / 8
-    losses = [loss for each in edge_rounds for loss in each.losses.values()]
+    step_losses = [loss for each in edge_rounds for loss in each.losses.values()]
     record = RoundRecord(
         round=control.rounds_done,
         seconds=ledger.seconds,
@@ -107,7 +110,7 @@ def make_record(
         seconds_realised=control.realised.seconds,
         joules_realised=control.realised.joules,
         accuracy=scores.accuracy,
-        loss=math.fsum(losses) / len(losses) if losses else None,
+        loss=math.fsum(step_losses) / len(step_losses) if step_losses else None,
         rho_mean=_mean([plan.rho[who] for plan, who in zip(plans, present, strict=True)]),
         theta_mean=_mean([plan.theta[who] for plan, who in zip(plans, present, strict=True)]),
         # Those of the last edge round: the next plan starts from them.
@@ -135,6 +138,7 @@ def make_record(
         ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
         changes=world.changes_after(control.rounds_done),
+        losses=tuple(losses),
     )
     over = is_over(ahead.rounds, ahead.budget, setting.metrics[0], record)
     return scores.add_to(record, setting.metrics[0], per_device=world.evaluation.measures_devices(over=over))

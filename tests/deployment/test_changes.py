@@ -176,6 +176,53 @@ def test_devices_of_an_edge_server_that_is_gone_work_elsewhere(seconds: float) -
     ]
 
 
+def test_an_edge_server_with_a_full_disk_says_so_and_holds_nobody_up() -> None:
+    """Edge 2 takes no part while its disk is full, and the others do not wait for its model in gossip.
+
+    A global round takes about 5 s of the virtual clock. Waiting `gossip_seconds` for a model in each would
+    allow for 2 rounds in 30 s at most.
+    """
+    seen: dict[str, Any] = {}
+
+    async def operate(federation: Changing) -> None:
+        await federation.ask("extend", rounds=20)
+        others = [i for i in federation.edges if i != federation.coordinator()]
+        full = Identity("edge", others[0])
+        federation.disks[full].is_full = True
+        await asyncio.sleep(30.0)
+        first = len(federation.log(others[1]))
+        await asyncio.sleep(30.0)
+        seen["rounds"] = len(federation.log(others[1])) - first
+        seen["unready"] = [federation.edges[i].take_snapshot().unready for i in others]
+        seen["problem"] = federation.edges[others[0]].take_snapshot().problem
+        federation.disks[full].is_full = False
+        await asyncio.sleep(30.0)
+        seen["later"] = federation.edges[others[0]].take_snapshot().unready
+
+    play(operate)
+    assert seen["rounds"] >= 4, seen
+    assert "this node tries again by itself" in seen["unready"][0]
+    assert seen["unready"][0] in seen["problem"]
+    assert (seen["unready"][1], seen["later"]) == ("", "")
+
+
+def test_a_device_that_is_no_member_is_named_with_what_to_do() -> None:
+    async def operate(federation: Changing) -> None:
+        federation.start(Identity("device", 6))
+        await federation.ask("extend", rounds=20)
+        await asyncio.sleep(20.0)
+        assert federation.edges[0].take_snapshot().applicants == (6,)
+        assert federation.edges[0].take_snapshot().problem == ""
+        await asyncio.sleep(60.0)
+        words = "not in the fleet: device-6; `cfel fleet add device 6 --edge N` adds them"
+        assert words in federation.edges[0].take_snapshot().problem
+        await federation.ask("add device", device=(6,), edge=1)
+        assert federation.edges[0].take_snapshot().applicants == ()
+
+    _, records = play(operate)
+    assert records[-1].devices_taking_part == 7
+
+
 def test_a_pause_lasts_until_somebody_resumes() -> None:
     async def operate(federation: Changing) -> None:
         assert await federation.ask("pause") == 2

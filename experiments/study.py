@@ -335,13 +335,17 @@ AS_PRINTED = (
 PRINTED_RATE = {"cifar10": 0.05, "femnist": 0.03}
 """The presets' learning rates."""
 
+CEF_RATE = {"cifar10": 0.05, "femnist": 0.06}
+"""Those with which CEF is better on held-out samples."""
+
 
 def list_full(dataset: str) -> Rows:
     """HCEF+, others with the same training options, CEF at its best and as printed."""
     slow, tau = "scheme.slow_clocks=true", "rounds.local=2"
     fifth = charge_batch(dataset, 10, MEASURED_OVERHEAD[dataset])
     static = ("scheme.name=static", "scheme.options.samples=10", "scheme.options.theta=0.1", SMALL, tau)
-    own = ("scheme.name=cef", *AS_PRINTED, slow, "simulation.evaluate_every=1")
+    often = "simulation.evaluate_every=1"
+    own = ("scheme.name=cef", *AS_PRINTED, slow, often, f"local.learning_rate={CEF_RATE[dataset]}")
     return {
         "hcef_plus": (),
         "static": static,
@@ -349,10 +353,7 @@ def list_full(dataset: str) -> Rows:
         "cef-best": (*own, "scheme.deadline_seconds=800"),
         # Two steps of the slowest device take 300 s.
         "cef-best-tau2": (*own, tau, "scheme.deadline_seconds=350"),
-        "cef": (
-            *("scheme.name=cef", *AS_PRINTED, "simulation.evaluate_every=1"),
-            f"local.learning_rate={PRINTED_RATE[dataset]}",
-        ),
+        "cef": ("scheme.name=cef", *AS_PRINTED, often, f"local.learning_rate={PRINTED_RATE[dataset]}"),
     }
 
 
@@ -993,6 +994,25 @@ def tabulate_tuned(results: Path) -> tuple[dict[str, Any], str]:
     return {"item": "tuned"}, format_rows(headings, cells).replace("|  |", "| |", 1)
 
 
+def study_until_budgets(
+    title: str,
+    tabulate: Callable[..., tuple[dict[str, Any], str]],
+    list_rows: Callable[[str], Rows],
+    *common: str,
+    seeds: tuple[int, ...] = (0, 1, 2),
+) -> Study:
+    """A study in which every row of a data set runs until the plain experiment's budgets are used up."""
+    return Study(
+        title,
+        tabulate,
+        rows={dataset: list_rows(dataset) for dataset in DATASETS},
+        common={dataset: (*stop_at_budgets(dataset), *common) for dataset in DATASETS},
+        seeds=seeds,
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
+    )
+
+
 STUDIES = {
     "ablation": Study(
         "HCEF+ without each of its parts",
@@ -1012,82 +1032,59 @@ STUDIES = {
         rounds={"cifar10": 12, "femnist": 12},
     ),
     "momentum": Study("what momentum does to each scheme, from the runs of `differences`", tabulate_momentum),
-    "learning": Study(
+    "learning": study_until_budgets(
         "CEF and HCEF+ with one training option changed at a time, on held-out samples",
         tabulate_learning,
-        rows={dataset: list_learning(dataset) for dataset in DATASETS},
-        common={dataset: (*stop_at_budgets(dataset), "data.held_out=0.1") for dataset in DATASETS},
+        list_learning,
+        "data.held_out=0.1",
         seeds=(10,),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
     ),
-    "under-budgets": Study(
-        "twenty schemes and algorithms of the field until the same budgets are used up",
-        tabulate_under_budgets,
-        rows={dataset: list_under_budgets(dataset) for dataset in DATASETS},
+    "under-budgets": replace(
+        study_until_budgets(
+            "twenty schemes and algorithms of the field until the same budgets are used up",
+            tabulate_under_budgets,
+            list_under_budgets,
+        ),
         common={
             dataset: (*stop_at_budgets(dataset), f"local.step_overhead={overhead}")
             for dataset, overhead in LANDED_OVERHEAD.items()
         },
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
     ),
-    "under-budgets-whole": Study(
+    "under-budgets-whole": study_until_budgets(
         "the rows of under-budgets that ended before their budgets, with enough rounds",
         tabulate_under_budgets,
-        rows=dict.fromkeys(DATASETS, WHOLE_BUDGET),
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
+        lambda _: WHOLE_BUDGET,
     ),
-    "field": Study(
-        "the systems that the paper names and others, on both data sets, until the same budgets are used up",
-        tabulate_field,
+    "field": replace(
+        study_until_budgets(
+            "the systems of the paper and others, on both data sets, until the same budgets are used up",
+            tabulate_field,
+            list_field,
+        ),
         targets="CIFAR-10 FEMNIST",
-        rows={dataset: list_field(dataset) for dataset in DATASETS},
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
         both=True,
     ),
-    "static": Study(
+    "static": study_until_budgets(
         "HCEF+ beside a grid of static plans until the same budgets are used up",
         tabulate_static,
-        rows=dict.fromkeys(DATASETS, list_static()),
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
+        lambda _: list_static(),
     ),
-    "progress": Study(
+    "progress": study_until_budgets(
         "what steps, batches and uploads are worth: static plans on held-out samples",
         tabulate_rates,
-        rows=dict.fromkeys(DATASETS, list_progress()),
-        common={dataset: (*stop_at_budgets(dataset), "data.held_out=0.1") for dataset in DATASETS},
+        lambda _: list_progress(),
+        "data.held_out=0.1",
         seeds=(10,),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
     ),
-    "best": Study(
+    "best": study_until_budgets(
         "HCEF+ with its training options, and others with the same ones, until the same budgets are used up",
         tabulate_under_budgets,
-        rows={dataset: list_best(dataset) for dataset in DATASETS},
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
+        list_best,
     ),
-    "front": Study(
+    "front": study_until_budgets(
         "HCEF+ beside static plans with the same training options; --set makes it another fleet",
         tabulate_rates,
-        rows=dict.fromkeys(DATASETS, list_front()),
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
+        lambda _: list_front(),
     ),
     "full": Study(
         "HCEF+, others with the same training options and CEF at its best, at full scale, to a target",
@@ -1099,23 +1096,17 @@ STUDIES = {
         same_budgets=True,
         file="best",
     ),
-    "attribution": Study(
+    "attribution": study_until_budgets(
         "what each ingredient of HCEF+ brings: alone, added to CEF, and missing from HCEF+",
         tabulate_attribution,
-        rows={dataset: list_attribution(dataset) for dataset in DATASETS},
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
+        list_attribution,
     ),
-    "rates-cef": Study(
+    "rates-cef": study_until_budgets(
         "learning rates of CEF under budgets, on held-out samples",
         tabulate_rates,
-        rows=dict.fromkeys(DATASETS, RATES),
-        common={dataset: (*stop_at_budgets(dataset), "data.held_out=0.1") for dataset in DATASETS},
+        lambda _: RATES,
+        "data.held_out=0.1",
         seeds=(10, 11, 12),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
     ),
     "costs": Study(
         "time and energy to an accuracy, of a folder with one run per scheme and seed", tabulate_costs

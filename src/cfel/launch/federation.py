@@ -32,11 +32,11 @@ from cfel.launch.node import NodeFile, write_node
 from cfel.launch.processes import STOP_SECONDS, Processes
 from cfel.learning.edge import edge_tensors
 from cfel.rounds.kernel import is_over
-from cfel.rounds.parameters import reject_buffering
 from cfel.rounds.run_directory import RunRequest, open_run
 from cfel.runlog import Checkpoint, RoundRecord, RunDirectory, RunWriter
 from cfel.runlog.plans import plan_path, read_plan
 from cfel.runlog.records import LogReader
+from cfel.simulation.parameters import reject_buffering
 from cfel.world import World
 
 LOOPBACK, LOOPBACK_V6 = "127.0.0.1", "::1"

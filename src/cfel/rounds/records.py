@@ -6,6 +6,7 @@ Models are evaluated elsewhere: by the simulator's executors, or by the edge ser
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -23,20 +24,14 @@ from cfel.world import World
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundScores:
-    """What was measured after a round.
+    """What was measured after a round."""
 
-    Attributes:
-        accuracy: the task's metric; None when the round was not evaluated.
-        devices: measures the edge models per device, on test samples like its own; None if it cannot.
-        personal: the same of devices' own models; None where they have none.
-        personal_losses: the task's loss of these.
-        metrics: the task's further metrics, averaged like accuracy.
-    """
-
-    accuracy: float | None = None
+    accuracy: float | None = None  # the task's metric; None when the round was not evaluated
+    # Measures the edge models per device, on test samples like its own; None if it cannot.
     devices: Callable[[], FloatArray] | None = None
-    personal: FloatArray | None = None
-    personal_losses: FloatArray | None = None
+    personal: FloatArray | None = None  # the same of devices' own models; None where they have none
+    personal_losses: FloatArray | None = None  # the task's loss of these
+    # The task's further metrics, averaged like accuracy.
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def add_to(self, record: RoundRecord, metric: Metric, *, per_device: bool) -> RoundRecord:
@@ -75,8 +70,9 @@ def make_record(
     peak_memory_bytes: int | None = None,
     losses: Sequence[RoundLoss] = (),
 ) -> RoundRecord:
-    """The log's line for a global round that has just ended.
+    """The log's line for a global round that has just ended; `control` has its costs already.
 
+<<<<<<< HEAD
     Args:
         world: what is run.
         control: what has been spent, this round included.
@@ -87,6 +83,10 @@ def make_record(
         ends_at_budget: whether the budgets do not cover another round.
         peak_memory_bytes: most memory used so far, if known.
         losses: of a federation.
+=======
+    `scores` are empty when the round was not evaluated; `ends_at_budget` says that the budgets do not cover
+    another round.
+>>>>>>> main
     """
     setting, ahead = (world.at(control.rounds_done - 1 + later).setting for later in (0, 1))
     ledger = control.ledger(setting)
@@ -96,11 +96,15 @@ def make_record(
         setting.exchange_seconds,
         every_edge_round=setting.scheme.gossip.every_edge_round,
     )
+<<<<<<< HEAD
     plans = [each.plan for each in edge_rounds]
     present = [each.conditions.available for each in edge_rounds]
     uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds) / 8
     backhaul = setting.count_backhaul_bits(control.rounds_done - 1) / 8
     step_losses = [loss for each in edge_rounds for loss in each.losses.values()]
+=======
+    losses = [loss for each in edge_rounds for loss in each.losses.values()]
+>>>>>>> main
     record = RoundRecord(
         round=control.rounds_done,
         seconds=ledger.seconds,
@@ -110,6 +114,7 @@ def make_record(
         seconds_realised=control.realised.seconds,
         joules_realised=control.realised.joules,
         accuracy=scores.accuracy,
+<<<<<<< HEAD
         loss=math.fsum(step_losses) / len(step_losses) if step_losses else None,
         rho_mean=_mean([plan.rho[who] for plan, who in zip(plans, present, strict=True)]),
         theta_mean=_mean([plan.theta[who] for plan, who in zip(plans, present, strict=True)]),
@@ -121,27 +126,63 @@ def make_record(
         # Each sentence once, however many edge rounds report it.
         violations=tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
         wire_bytes=math.ceil(uploads + backhaul),
+=======
+        loss=math.fsum(losses) / len(losses) if losses else None,
+>>>>>>> main
         wall_seconds=wall_seconds,
         model_sha256=model_sha256,
         straggler=None if total.straggler == NO_DEVICE else total.straggler,
         slowest_cluster=total.slowest_cluster,
-        devices_taking_part=int(np.logical_or.reduce(present).sum()),
-        steps_planned=setting.rounds.local_steps * _sum_present(edge_rounds, setting.share_steps),
-        steps_taken=int(sum(each.steps.sum() for each in edge_rounds)),
-        upload_bytes_planned=math.ceil(
-            setting.upload_bits / 8 * _sum_present(edge_rounds, lambda plan: plan.theta)
-        ),
-        upload_bytes=math.ceil(uploads),
-        backhaul_bytes=math.ceil(backhaul),
-        backhaul_joules=setting.compute_backhaul_joules(control.rounds_done - 1),
-        download_bytes=math.ceil(sum(int(who.sum()) for who in present) * setting.full_model_bits / 8),
         ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
         changes=world.changes_after(control.rounds_done),
+<<<<<<< HEAD
         losses=tuple(losses),
+=======
+        **_describe_plans(edge_rounds),
+        **_count_work(setting, edge_rounds, control.rounds_done - 1),
+>>>>>>> main
     )
     over = is_over(ahead.rounds, ahead.budget, setting.metrics[0], record)
     return scores.add_to(record, setting.metrics[0], per_device=world.evaluation.measures_devices(over=over))
+
+
+def _describe_plans(edge_rounds: Sequence[EdgeRoundOutcome]) -> dict[str, Any]:
+    """Fields of a record that the round's plans give."""
+    plans = [each.plan for each in edge_rounds]
+    present = [each.conditions.available for each in edge_rounds]
+    return {
+        "rho_mean": _mean([plan.rho[who] for plan, who in zip(plans, present, strict=True)]),
+        "theta_mean": _mean([plan.theta[who] for plan, who in zip(plans, present, strict=True)]),
+        # Those of the last edge round: the next plan starts from them.
+        "sigma2": plans[-1].sigma2,
+        "g2": plans[-1].g2,
+        "gap": _find_gap(plans),
+        "feasible": all(plan.feasible for plan in plans),
+        # Each sentence once, however many edge rounds report it.
+        "violations": tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
+        "devices_taking_part": int(np.logical_or.reduce(present).sum()),
+    }
+
+
+def _count_work(
+    setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome], global_round: int
+) -> dict[str, Any]:
+    """Fields of a record that count steps and bytes of a global round (from 0)."""
+    uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds) / 8
+    backhaul = setting.count_backhaul_bits(global_round) / 8
+    downloads = sum(int(each.conditions.available.sum()) for each in edge_rounds)
+    planned = _sum_present(edge_rounds, lambda plan: plan.theta)
+    return {
+        "wire_bytes": math.ceil(uploads + backhaul),
+        "steps_planned": setting.rounds.local_steps * _sum_present(edge_rounds, setting.share_steps),
+        "steps_taken": int(sum(each.steps.sum() for each in edge_rounds)),
+        "upload_bytes_planned": math.ceil(setting.upload_bits / 8 * planned),
+        "upload_bytes": math.ceil(uploads),
+        "backhaul_bytes": math.ceil(backhaul),
+        "backhaul_joules": setting.compute_backhaul_joules(global_round),
+        "download_bytes": math.ceil(downloads * setting.full_model_bits / 8),
+    }
 
 
 def make_plan_table(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome], number: int) -> PlanTable:
@@ -193,10 +234,7 @@ def _sum_present(edge_rounds: Sequence[EdgeRoundOutcome], values: Callable[[Roun
 def measure_each(world: World, devices: Sequence[int], values: Sequence[FloatArray]) -> FloatArray:
     """A metric of some devices, on test samples like their own; NaN where there are none.
 
-    Args:
-        world: what is run.
-        devices: their numbers.
-        values: per device, the metric of its model for each evaluated sample.
+    `values` are, per device, the metric of its model for each evaluated sample.
     """
     data, samples = world.task.data, world.evaluation.samples or None
     places = choose_test_samples(len(data.test_targets), samples, world.setting.seed).numpy()
@@ -204,13 +242,7 @@ def measure_each(world: World, devices: Sequence[int], values: Sequence[FloatArr
 
 
 def mean_metric(setting: Setting, metrics: Sequence[float], clusters: Collection[int] | None = None) -> float:
-    """The edge models' metrics, averaged over devices.
-
-    Args:
-        setting: the clusters' sizes.
-        metrics: in cluster order.
-        clusters: those whose edge server is there; None, or none of them, for all.
-    """
+    """The edge models' metrics, in cluster order, averaged over the devices of all or some clusters."""
     sizes = setting.fleet.sizes
     if clusters:
         there = np.isin(np.arange(len(sizes)), list(clusters))

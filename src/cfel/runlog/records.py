@@ -201,7 +201,6 @@ def _name_numbers(value: object) -> object:
 
 
 def _restore_numbers(value: object) -> object:
-    """The reverse of `_name_numbers`."""
     if isinstance(value, dict):
         return {name: _restore_numbers(each) for name, each in value.items()}
     return _NOT_IN_JSON.get(value, value) if isinstance(value, str) else value

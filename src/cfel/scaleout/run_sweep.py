@@ -19,8 +19,14 @@ from ray.exceptions import RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cfel.errors import ScaleoutError
-from cfel.scaleout.cluster import list_live_nodes
-from cfel.scaleout.workers import START_SECONDS, VERSIONS, WORKER_LOST, extend_search_path, unwrap_error
+from cfel.scaleout.workers import (
+    START_SECONDS,
+    VERSIONS,
+    WORKER_LOST,
+    extend_search_path,
+    list_live_nodes,
+    unwrap_error,
+)
 
 POLL_SECONDS = 0.5
 MOST_ATTEMPTS = 5
@@ -33,35 +39,24 @@ RunFunction = Callable[[str, str, bool, str], bool]
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """A run to execute.
+    """A run to execute."""
 
-    Attributes:
-        name: for messages.
-        text: the experiment, as the run function expects it.
-        directory: the run directory.
-        resume: continue the run in that directory.
-        attempts: how often it was started.
-    """
-
-    name: str
-    text: str
-    directory: Path
-    resume: bool = False
-    attempts: int = 0
+    name: str  # for messages
+    text: str  # the experiment, as the run function expects it
+    directory: Path  # the run directory
+    resume: bool = False  # continue the run in that directory
+    attempts: int = 0  # how often it was started
 
 
 @dataclass(frozen=True, slots=True)
 class SweepCallbacks:
-    """What the caller of a sweep wants to know and decide meanwhile.
+    """What the caller of a sweep wants to know and decide meanwhile."""
 
-    Attributes:
-        on_poll: called twice a second for each run in progress, and once when it ends.
-        interrupted: when it returns True, runs in progress stop after their round and no other starts.
-        notify: receives a message about machines that are unusable or lost.
-    """
-
+    # Called twice a second for each run in progress, and once when it ends.
     on_poll: Callable[[Run], None] = lambda _: None
+    # When it returns True, runs in progress stop after their round and no other starts.
     interrupted: Callable[[], bool] = lambda: False
+    # Receives a message about machines that are unusable or lost.
     notify: Callable[[str], None] = lambda _: None
 
 

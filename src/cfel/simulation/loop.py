@@ -1,23 +1,27 @@
 """The round loop (Algorithm 1) in virtual time: plan, train, aggregate, gossip, count the cost, record.
 
-Pure but for the executor: a `RunState` in, outcomes with the next state out. Plans, costs and records come
-from `rounds`, arithmetic on models from `learning`, as they do in a deployment.
+`run_in_directory` creates or resumes a run directory, appends every round and saves checkpoints. `simulate`
+is the loop, pure but for the executor: a `RunState` in, outcomes with the next state out. Plans, costs and
+records come from `rounds`, arithmetic on models from `learning`, as they do in a deployment.
 """
 
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
+from pathlib import Path
 
 import numpy as np
 
 from cfel.arrays import BoolArray
 from cfel.control.scheme import Observation, RoundPlan
 from cfel.control.setting import Setting
-from cfel.errors import DivergedError
+from cfel.durable import translate_parse_errors
+from cfel.errors import DivergedError, RunDirectoryError
 from cfel.learning.device import return_update
 from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.edge import gossip_mix, mean_model
@@ -34,6 +38,7 @@ from cfel.rounds.kernel import (
     charge_gossip,
     close_global_round,
     compute_outcome,
+    device_weights,
     ends_at_budget,
     find_late,
     find_used,
@@ -52,28 +57,141 @@ from cfel.rounds.records import (
     measure_each,
     take_means,
 )
+from cfel.rounds.run_directory import RunRequest, open_run
+from cfel.runlog import RoundRecord, RunDirectory, RunWriter, holds_run
 from cfel.simulation.buffered import find_busy, run_buffered, work_during_gossip
-from cfel.simulation.executors import Executor, Job, JobResult
-from cfel.simulation.state import EdgeRoundOrders, RoundOutcome, RunState, enter_round
-from cfel.simulation.whole_clusters import ClusterExecutor, group_by_cluster, plan_edge_update, run_clusters
+from cfel.simulation.executors import ClusterExecutor, ClusterJob, EdgeUpdate, Executor, Job, JobResult
+from cfel.simulation.state import (
+    EdgeRoundOrders,
+    RoundOutcome,
+    RunState,
+    enter_round,
+    from_checkpoint,
+    initial_state,
+    to_checkpoint,
+)
 from cfel.system.conditions import Conditions
+from cfel.wording import plural
 from cfel.world import World
 
 # Whole models of devices that are made at a time.
 _AT_ONCE = 16
 
 
+Progress = Callable[[RoundRecord], None]
+"""Called with every finished round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Hooks into a run."""
+
+    # Entered once the directory is known to be this run's, and left at its end; gives what to call with every
+    # round once it is written.
+    follow: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(lambda _: None)
+    # Called after every round; true ends the run there, with a checkpoint.
+    interrupted: Callable[[], bool] = lambda: False
+
+
+def run_in_directory(
+    world: World,
+    executor: Executor,
+    request: RunRequest,
+    checkpoint_every: int = 1,
+    watch: Watch | None = None,
+) -> list[RoundRecord]:
+    """Runs an experiment to its end and leaves the run directory complete; returns the records of all rounds.
+
+    Checkpoints are saved every so many global rounds; with 0, only the last.
+
+    Raises:
+        RunDirectoryError: the run cannot start or be resumed there, or a file cannot be written.
+        DivergedError: training diverged; the checkpoint is of the last round in the log.
+        KeyboardInterrupt: the run was interrupted; the checkpoint is of the last round in the log.
+    """
+    if request.resume and holds_run(request.path):
+        _reject_deployment(request.path)
+    writer, checkpoint = open_run(request, world.setting)
+    with writer:
+        if checkpoint is None:
+            state = initial_state(world)
+        else:
+            with translate_parse_errors(request.path / "checkpoint"):
+                state = from_checkpoint(checkpoint, world)
+        outcomes = simulate(world, executor, state, time.perf_counter)
+        _write_rounds(world, state, outcomes, writer, checkpoint_every, watch or Watch())
+    return list(RunDirectory.open(request.path).records())
+
+
+def _write_rounds(
+    world: World,
+    state: RunState,
+    outcomes: Iterator[RoundOutcome],
+    writer: RunWriter,
+    checkpoint_every: int,
+    watch: Watch,
+) -> None:
+    """Runs the rounds that are left, each written before the next begins; the last good one is saved."""
+    done = RunDirectory.open(writer.path).records()
+    with watch.follow() as progress:
+        # A finished run is followed, too: a tracker may be new to it.
+        if done and _ends(world, done[-1]):
+            return
+        last_saved, stopped = state.control.rounds_done, False
+        diverged: DivergedError | None = None
+        try:
+            for outcome in outcomes:
+                writer.append(outcome.record, outcome.plans)
+                state, number = outcome.state, outcome.record.round
+                stopped = watch.interrupted() and not _ends(world, outcome.record)
+                if stopped or (checkpoint_every and number % checkpoint_every == 0):
+                    writer.save_checkpoint(to_checkpoint(state))
+                    last_saved = number
+                progress(outcome.record)
+                if stopped:
+                    break
+        except DivergedError as error:
+            diverged = error
+        if last_saved < state.control.rounds_done:
+            writer.save_checkpoint(to_checkpoint(state))
+        writer.wait()
+        if diverged is not None:
+            raise diverged.add_details(advice=_advice(writer.path, state.control.rounds_done)) from diverged
+        if stopped:
+            raise KeyboardInterrupt
+
+
+def _ends(world: World, record: RoundRecord) -> bool:
+    setting = world.at(record.round).setting
+    return is_over(setting.rounds, setting.budget, setting.metrics[0], record)
+
+
+def _advice(path: Path, good_rounds: int) -> str:
+    """What can be done with the directory of a run that diverged."""
+    smaller = "with a smaller --set local.learning_rate=… and another --out"
+    if not good_rounds:
+        return f". No round was finished: run it again {smaller}"
+    kept = plural(good_rounds, "round")
+    return (
+        f". {kept} and a checkpoint are kept in {path}; --resume would only meet the same again. Run it "
+        f"again {smaller}; to start from the last good model, `cfel export {path} --to good.safetensors` and "
+        "--set model.init=good.safetensors"
+    )
+
+
+def _reject_deployment(path: Path) -> None:
+    """Raises if the run is a federation's, or one of its edge servers': resuming it would cut its log."""
+    if (path / "nodes").is_dir() or (path / "vote.json").exists():
+        raise RunDirectoryError(
+            f"{path} holds a deployment's run, whose devices keep their own state: "
+            "resume it with `cfel up --resume`, or start its nodes again"
+        )
+
+
 def simulate(
     world: World, executor: Executor, state: RunState, now: Callable[[], float]
 ) -> Iterator[RoundOutcome]:
-    """Runs global rounds until the experiment's end.
-
-    Args:
-        world: what is run.
-        executor: where devices' work is done.
-        state: where to continue from.
-        now: wall-clock seconds, for the log only.
-    """
+    """Runs global rounds from a state to the experiment's end; `now` is the wall clock, for the log only."""
     over = _is_complete(world, state)
     # Of edge models after the last gossip that each took part in.
     digests: dict[int, bytes] = {}
@@ -280,6 +398,50 @@ def run_synchronous(
     return replace(state, models=tuple(models), devices=tuple(devices)), outcome
 
 
+def group_by_cluster(world: World, orders: EdgeRoundOrders) -> list[tuple[int, list[Job]]]:
+    """The jobs of every cluster that takes part; they are sorted by cluster."""
+    cluster = world.setting.fleet.cluster
+    groups = groupby(orders.jobs, lambda job: int(cluster[job[0].device]))
+    return [(number, list(jobs)) for number, jobs in groups]
+
+
+def run_clusters(
+    world: World,
+    executor: ClusterExecutor,
+    state: RunState,
+    orders: EdgeRoundOrders,
+    groups: Sequence[tuple[int, Sequence[Job]]],
+) -> tuple[RunState, EdgeRoundOutcome]:
+    """One edge round, cluster by cluster. Control is charged later."""
+    models, devices, work = list(state.models), list(state.devices), []
+    jobs = [
+        ClusterJob(own, plan_edge_update(world, orders, cluster, [order.device for order, _ in own]))
+        for cluster, own in groups
+    ]
+    for (cluster, _), result in zip(groups, executor.run_clusters(jobs), strict=True):
+        models[cluster] = result.model
+        for each, kept in result.devices:
+            devices[each.device] = kept
+            work.append(each)
+    # Sums run by device, whichever cluster it is in.
+    work.sort(key=lambda each: each.device)
+    outcome = compute_outcome(world.setting, orders.conditions, orders.plan, work)
+    return replace(state, models=tuple(models), devices=tuple(devices)), outcome
+
+
+def plan_edge_update(
+    world: World, orders: EdgeRoundOrders, cluster: int, devices: Sequence[int]
+) -> EdgeUpdate:
+    """The update of a cluster's edge model by these of its devices."""
+    setting, local = world.setting, world.training.local
+    return EdgeUpdate(
+        weights=device_weights(setting, orders.plan, {n: world.data[n].samples for n in devices}),
+        share=len(devices) / int(setting.fleet.sizes[cluster]),
+        rate=local.learning_rate * local.find_rate(orders.used),
+        used=orders.used,
+    )
+
+
 def run_gossip(world: World, executor: Executor, state: RunState, edge_rounds_done: int) -> RunState:
     """The state after edge servers have averaged their models. Control is not charged yet."""
     models: Sequence[FlatModel] = state.models
@@ -363,12 +525,9 @@ def _evaluate_personal(
 
 
 def find_own_model(model: FlatModel, device: DeviceState, name: str | None) -> FlatModel:
-    """The model that a device uses itself.
+    """The model that a device uses itself, made of its edge server's and what it remembers.
 
-    Args:
-        model: of its edge server.
-        device: what it remembers.
-        name: of the whole model that its algorithm keeps; None if it keeps a part, or nothing.
+    `name` is that of the whole model that its algorithm keeps; None if it keeps a part, or nothing.
     """
     if name is None:
         return complete_model(model, device.memory)

@@ -72,21 +72,8 @@ def make_record(
 ) -> RoundRecord:
     """The log's line for a global round that has just ended; `control` has its costs already.
 
-<<<<<<< HEAD
-    Args:
-        world: what is run.
-        control: what has been spent, this round included.
-        edge_rounds: of this global round.
-        scores: of its models; empty when the round was not evaluated.
-        model_sha256: of the edge models.
-        wall_seconds: real time the round took.
-        ends_at_budget: whether the budgets do not cover another round.
-        peak_memory_bytes: most memory used so far, if known.
-        losses: of a federation.
-=======
     `scores` are empty when the round was not evaluated; `ends_at_budget` says that the budgets do not cover
     another round.
->>>>>>> main
     """
     setting, ahead = (world.at(control.rounds_done - 1 + later).setting for later in (0, 1))
     ledger = control.ledger(setting)
@@ -96,15 +83,7 @@ def make_record(
         setting.exchange_seconds,
         every_edge_round=setting.scheme.gossip.every_edge_round,
     )
-<<<<<<< HEAD
-    plans = [each.plan for each in edge_rounds]
-    present = [each.conditions.available for each in edge_rounds]
-    uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds) / 8
-    backhaul = setting.count_backhaul_bits(control.rounds_done - 1) / 8
     step_losses = [loss for each in edge_rounds for loss in each.losses.values()]
-=======
-    losses = [loss for each in edge_rounds for loss in each.losses.values()]
->>>>>>> main
     record = RoundRecord(
         round=control.rounds_done,
         seconds=ledger.seconds,
@@ -114,21 +93,7 @@ def make_record(
         seconds_realised=control.realised.seconds,
         joules_realised=control.realised.joules,
         accuracy=scores.accuracy,
-<<<<<<< HEAD
         loss=math.fsum(step_losses) / len(step_losses) if step_losses else None,
-        rho_mean=_mean([plan.rho[who] for plan, who in zip(plans, present, strict=True)]),
-        theta_mean=_mean([plan.theta[who] for plan, who in zip(plans, present, strict=True)]),
-        # Those of the last edge round: the next plan starts from them.
-        sigma2=plans[-1].sigma2,
-        g2=plans[-1].g2,
-        gap=_find_gap(plans),
-        feasible=all(plan.feasible for plan in plans),
-        # Each sentence once, however many edge rounds report it.
-        violations=tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
-        wire_bytes=math.ceil(uploads + backhaul),
-=======
-        loss=math.fsum(losses) / len(losses) if losses else None,
->>>>>>> main
         wall_seconds=wall_seconds,
         model_sha256=model_sha256,
         straggler=None if total.straggler == NO_DEVICE else total.straggler,
@@ -136,12 +101,9 @@ def make_record(
         ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
         changes=world.changes_after(control.rounds_done),
-<<<<<<< HEAD
         losses=tuple(losses),
-=======
         **_describe_plans(edge_rounds),
         **_count_work(setting, edge_rounds, control.rounds_done - 1),
->>>>>>> main
     )
     over = is_over(ahead.rounds, ahead.budget, setting.metrics[0], record)
     return scores.add_to(record, setting.metrics[0], per_device=world.evaluation.measures_devices(over=over))

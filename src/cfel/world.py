@@ -1,6 +1,6 @@
 """The built parts of an experiment that the simulator and a deployment both run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,6 +14,7 @@ from cfel.learning.edge import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
+from cfel.losses import Place, RoundLoss
 from cfel.membership import FleetChange, Membership
 
 
@@ -61,6 +62,7 @@ class World:
     changes: tuple[FleetChange, ...] = ()  # those changes
     # Makes the same world with other changes; None where the fleet cannot change.
     change: Callable[[Sequence[FleetChange]], "World"] | None = None
+    losses: Mapping[Place, RoundLoss] = field(default_factory=dict)  # of a federation that is repeated
 
     def at(self, global_round: int) -> "World":
         """The world during a global round (from 0), with the setting that holds then."""

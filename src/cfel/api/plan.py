@@ -321,7 +321,7 @@ def plan_fleet(table: object, given: Mapping[str, Any], option_name: OptionName 
     if scheme == HCEF:
         _reject_stated(stated, SCHEME_OPTIONS, "only with another scheme than hcef", option_name)
         return FleetPlan(named, solve(named.problem, method, None if start is None else (start, 1.0)))
-    return _plan_by_scheme(named, {**stated, "scheme": scheme}, length, option_name)
+    return _plan_first_round(named, {**stated, "scheme": scheme}, length, option_name)
 
 
 def _reject_stated(
@@ -397,7 +397,7 @@ def _find_drained(problem: RoundProblem, solution: Solution) -> NDArray[np.bool_
     return solution.device_joules >= problem.battery * (1 - TOUCH)
 
 
-def _plan_by_scheme(
+def _plan_first_round(
     named: NamedProblem, stated: Mapping[str, Any], length: RunLength | None, option_name: OptionName
 ) -> FleetPlan:
     """Plans the first edge round of a run of that length, None for a run of this round only.

@@ -603,19 +603,25 @@ def run_on_cluster(runs: Sequence[PlannedRun], folder: Path, options: RunOptions
         RunDirectoryError: a directory cannot take its run; none has started then.
         KeyboardInterrupt: the user interrupted them; every run that had started has a checkpoint.
     """
-    from cfel.scaleout.run_sweep import Run, RunSweep, SweepCallbacks
+    from cfel.scaleout.whole_runs import ClusterRun, ClusterRuns
 
     function = partial(run_from_text, command=options.command)
     wanted = [
-        Run(run.name, experiment_toml(run.experiment), run.directory.absolute(), options.resume)
+        ClusterRun(run.name, experiment_toml(run.experiment), run.directory.absolute(), options.resume)
         for run in runs
     ]
     # Before any of them is followed: trackers would take what is in a directory for part of its run.
     for run in wanted:
         reject_unusable(run.directory, run.text, run.resume)
     with _RoundReporter(runs, options) as reporter:
-        callbacks = SweepCallbacks(lambda run: reporter.report(run.name), options.interrupted, options.notify)
-        if not RunSweep(function, folder.absolute(), callbacks).execute(wanted):
+        cluster_runs = ClusterRuns(
+            function,
+            folder.absolute(),
+            on_poll=lambda run: reporter.report(run.name),
+            interrupted=options.interrupted,
+            notify=options.notify,
+        )
+        if not cluster_runs.execute(wanted):
             raise KeyboardInterrupt
 
 

@@ -379,6 +379,7 @@ class Experiment:
             eras=eras,
             changes=self.fleet.changes,
             change=change,
+            losses={each.place: each for each in self.fleet.losses},
         )
 
     def _build_eras(

@@ -15,6 +15,7 @@ from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
 from cfel.cost import NO_DEVICE, global_round_cost
 from cfel.learning.evaluate import Evaluation, choose_test_samples, measure_devices, summarise_devices
+from cfel.losses import RoundLoss
 from cfel.metric import Metric
 from cfel.rounds.kernel import ControlState, EdgeRoundOutcome, is_over
 from cfel.runlog import PlanTable, RoundRecord
@@ -67,6 +68,7 @@ def make_record(
     wall_seconds: float,
     ends_at_budget: bool = False,
     peak_memory_bytes: int | None = None,
+    losses: Sequence[RoundLoss] = (),
 ) -> RoundRecord:
     """The log's line for a global round that has just ended; `control` has its costs already.
 
@@ -81,7 +83,7 @@ def make_record(
         setting.exchange_seconds,
         every_edge_round=setting.scheme.gossip.every_edge_round,
     )
-    losses = [loss for each in edge_rounds for loss in each.losses.values()]
+    step_losses = [loss for each in edge_rounds for loss in each.losses.values()]
     record = RoundRecord(
         round=control.rounds_done,
         seconds=ledger.seconds,
@@ -91,7 +93,7 @@ def make_record(
         seconds_realised=control.realised.seconds,
         joules_realised=control.realised.joules,
         accuracy=scores.accuracy,
-        loss=math.fsum(losses) / len(losses) if losses else None,
+        loss=math.fsum(step_losses) / len(step_losses) if step_losses else None,
         wall_seconds=wall_seconds,
         model_sha256=model_sha256,
         straggler=None if total.straggler == NO_DEVICE else total.straggler,
@@ -99,6 +101,7 @@ def make_record(
         ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
         changes=world.changes_after(control.rounds_done),
+        losses=tuple(losses),
         **_describe_plans(edge_rounds),
         **_count_work(setting, edge_rounds, control.rounds_done - 1),
     )

@@ -4,8 +4,8 @@ Ray is an optional extra. This module can be imported without it. Use the functi
 modules: they report how to install Ray, and set a token before Ray is imported. Results do not depend on
 where they are computed: they equal the `threads` engine's, bit for bit.
 
-    workers    the round loop's executor, the workers that it gives jobs to, and the cluster they are on
-    run_sweep  whole runs as jobs
+    workers     the round loop's executor, the workers that it gives jobs to, and the cluster they are on
+    whole_runs  whole runs as jobs
 """
 
 import os

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cfel.arrays import BoolArray
 from cfel.control.scheme import Observation, RoundPlan
 from cfel.control.setting import Setting
 from cfel.durable import translate_parse_errors
@@ -27,7 +28,8 @@ from cfel.learning.edge import gossip_mix, mean_model
 from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import refresh_estimates
-from cfel.learning.models.flat import FlatModel, complete_model, model_sha256
+from cfel.learning.models.flat import FlatModel, complete_model, digest_models, join_digests
+from cfel.losses import RoundLoss
 from cfel.rounds.estimates import needs_estimates, note_influence, view_estimates
 from cfel.rounds.kernel import (
     DeviceWork,
@@ -191,10 +193,14 @@ def simulate(
 ) -> Iterator[RoundOutcome]:
     """Runs global rounds from a state to the experiment's end; `now` is the wall clock, for the log only."""
     over = _is_complete(world, state)
+    # Of edge models after the last gossip that each took part in.
+    digests: dict[int, bytes] = {}
     while not over:
         begin = now()
         world, state = world.at(state.control.rounds_done), enter_round(world, state)
         setting = world.setting
+        new = [i for i in setting.fleet.list_edges() if i not in digests]
+        digests |= zip(new, digest_models([state.models[i] for i in new]), strict=True)
         edge_rounds: list[EdgeRoundOutcome] = []
         for edge_round in range(setting.rounds.edge_rounds):
             state, outcome = run_edge_round(world, executor, state, edge_round)
@@ -203,9 +209,14 @@ def simulate(
                 state = run_gossip(world, executor, state, edge_round + 1)
                 state = replace(state, control=charge_gossip(setting, state.control))
         state = run_gossip(world, executor, state, setting.rounds.edge_rounds)
-        averaged = map(world.edge_rules.add_to_average, state.models)
+        mixed = find_mixed(world, state.control.rounds_done)
+        averaged = [
+            world.edge_rules.add_to_average(model) if i in mixed else model
+            for i, model in enumerate(state.models)
+        ]
         control = close_global_round(setting, state.control)
         state = replace(state, control=control, models=tuple(averaged))
+        digests |= zip(mixed, digest_models([state.models[i] for i in mixed]), strict=True)
         # Whether the run is over depends on what is left of it, changes that follow included.
         ahead, entered = world.at(control.rounds_done).setting, enter_round(world, state)
         last = ends_at_budget(ahead, entered.control, partial(_look_ahead, ahead, entered))
@@ -214,7 +225,7 @@ def simulate(
             control,
             edge_rounds,
             evaluate_round(world, executor, state, ends_at_budget=last),
-            model_sha256=model_sha256([state.models[i] for i in setting.fleet.list_edges()]),
+            model_sha256=join_digests(digests[i] for i in setting.fleet.list_edges()),
             wall_seconds=now() - begin,
             ends_at_budget=last,
             peak_memory_bytes=measure_peak_memory(),
@@ -246,6 +257,9 @@ def run_edge_round(
     """
     setting, control, buffered = world.setting, state.control, world.edge_rules.aggregation.buffer > 0
     conditions = setting.conditions(control.rounds_done, edge_round, control.spent_joules)
+    loss = world.losses.get((control.rounds_done + 1, edge_round, None))
+    if loss is not None:
+        conditions = conditions.without(mark(loss.absent, setting.fleet.devices))
     if buffered:
         conditions = conditions.without(find_busy(state.pending, setting.fleet.devices))
     with _name_cluster(world):
@@ -258,6 +272,11 @@ def run_edge_round(
         plan, control = plan_edge_round(setting, control, observation)
         conditions, used = plan.leave_out(conditions), find_used(setting.schedule_by, observation)
         rate = world.training.local.find_rate(used)
+        if loss is not None:
+            state = lose_updates(
+                executor, state, make_jobs(world, state, edge_round, conditions, plan, rate), loss
+            )
+            conditions = conditions.without(mark(loss.lost, setting.fleet.devices))
         orders = EdgeRoundOrders(
             number=control.rounds_done * setting.rounds.edge_rounds + edge_round,
             conditions=conditions,
@@ -268,6 +287,20 @@ def run_edge_round(
         run = run_buffered if buffered else run_synchronous
         state, outcome = run(world, executor, state, orders)
     return replace(state, control=charge_edge_round(control, outcome)), outcome
+
+
+def lose_updates(executor: Executor, state: RunState, jobs: Sequence[Job], loss: RoundLoss) -> RunState:
+    """The state after devices have trained whose updates get lost: only they know of it."""
+    devices = list(state.devices)
+    for report, device in executor.run_updates([job for job in jobs if job[0].device in loss.trained]):
+        before = devices[report.device].estimates
+        devices[report.device] = replace(return_update(device, report.update), estimates=before)
+    return replace(state, devices=tuple(devices))
+
+
+def mark(devices: Sequence[int], size: int) -> BoolArray:
+    """Per device, whether it is one of these."""
+    return np.isin(np.arange(size), devices)
 
 
 def make_jobs(
@@ -414,8 +447,19 @@ def run_gossip(world: World, executor: Executor, state: RunState, edge_rounds_do
     models: Sequence[FlatModel] = state.models
     for step in range(world.setting.scheme.gossip.steps):
         backhaul = world.setting.backhaul_at(state.control.rounds_done, edge_rounds_done, step)
-        models = gossip_mix(models, backhaul.weights, executor.workers)
+        loss = world.losses.get((state.control.rounds_done + 1, edge_rounds_done, step))
+        weights = backhaul.weights if loss is None else np.array(loss.rows)
+        mixed = gossip_mix(models, weights, executor.workers)
+        # One that missed the step keeps its model.
+        models = [new if loss is None or i in loss.mixed else models[i] for i, new in enumerate(mixed)]
     return replace(state, models=tuple(models), pending=work_during_gossip(world.setting, state))
+
+
+def find_mixed(world: World, rounds_done: int) -> list[int]:
+    """The edge servers that took part in the gossip that ends a global round."""
+    rounds, steps = world.setting.rounds, world.setting.scheme.gossip.steps
+    loss = world.losses.get((rounds_done + 1, rounds.edge_rounds, steps - 1))
+    return [i for i in world.setting.fleet.list_edges() if loss is None or i in loss.mixed]
 
 
 def evaluate_round(

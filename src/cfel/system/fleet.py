@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import InputError
+from cfel.losses import RoundLoss
 from cfel.membership import FleetChange, Membership, list_memberships, start_membership
 from cfel.seeding import draw_uniforms
 from cfel.system.availability import (
@@ -53,6 +54,9 @@ class FleetParameters:
             holds for) and `what` ("add device", "remove device", "move device", "add edge", "remove edge",
             "drain edge", "extend", "pause" or "resume"), and `device`, `edge`, `rounds`, `seconds` or
             `joules`.
+        losses: who was missing when, to repeat the run of a federation: tables with `round`, `edge_round`
+            and `absent`, `lost` and `trained` devices, or `step`, `rows` and `mixed` of gossip.
+            `cfel fleet replay` writes them.
     """
 
     devices: int = 64
@@ -65,6 +69,7 @@ class FleetParameters:
     participation_by: str = "uniform"
     estimate_error: float = 0.0
     changes: tuple[FleetChange, ...] = ()
+    losses: tuple[RoundLoss, ...] = ()
 
     def __post_init__(self) -> None:
         validation.check_whole("fleet.devices", self.devices, least=1, most=MAX_DEVICES)

@@ -67,6 +67,8 @@ class DeviceAnswers(Generic[Value]):
     answer_seconds: dict[int, float]  # seconds from the orders to each answer
     seconds: float  # how long the edge server waited for all of them
     diverged: tuple[int, ...] = ()  # devices whose training diverged instead
+    # Rounds that each trained for in vain, where there are any.
+    unused: Mapping[int, tuple[Round, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +83,7 @@ class OpenRound:
         waiting: orders without an answer.
         answered: orders that were answered.
         last_used_rounds: per device, the round of its last upload that went into a model.
-        values, measured, answer_seconds: see `DeviceAnswers`.
+        values, measured, answer_seconds, unused: see `DeviceAnswers`.
         diverged: devices whose training diverged instead.
     """
 
@@ -96,6 +98,7 @@ class OpenRound:
     measured: dict[int, MeasurementReport] = field(default_factory=dict)
     answer_seconds: dict[int, float] = field(default_factory=dict)
     diverged: set[int] = field(default_factory=set)
+    unused: dict[int, tuple[Round, ...]] = field(default_factory=dict)
 
     def find(self, device: int, kind: OrderKind, sent: Round) -> DeviceOrder:
         """The order that an answer belongs to.
@@ -139,6 +142,7 @@ class OpenRound:
             self.answer_seconds,
             now - self.started_at,
             tuple(sorted(self.diverged)),
+            self.unused,
         )
 
 
@@ -451,11 +455,13 @@ class DeviceService:
         self._waits.note_answer(device)
         self.diverged.discard(device)
         self._round.accept(device, value, sent.measured if self._parameters.measures else None, self._now())
+        if isinstance(sent, UploadRequest) and sent.unused:
+            self._round.unused[device] = sent.unused
         await self._changed.notify()
 
     def _check_own(self, caller: Identity) -> int:
         if caller.number not in self.presence:
-            # Not as one that is not admitted: it may have moved while it worked, and must not end.
+            # It has moved meanwhile: the next request for an order says where it belongs.
             raise RejectedError(f"{caller} belongs to another edge server")
         return caller.number
 

@@ -349,6 +349,7 @@ class EdgeNode:
             self.devices.presence,
             validity,
             tuple(self.devices.applicants.list()),
+            self._health.problem if self._health.is_stuck else self.server.loss,
         )
         now = snapshot(self.server.world, self.server, self.member, others, self.rejections)
         # Readers compare the time of the last change, so it must not move while nothing changes.

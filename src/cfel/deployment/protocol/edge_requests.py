@@ -125,6 +125,7 @@ class DeviceResult(msgspec.Struct, frozen=True):
         estimates: its newest, or None.
         measured: its measurements, where conditions are measured.
         seconds: from the order to the upload, by the edge server's clock; 0 if unknown.
+        unused: rounds that it trained for in vain, since its last update that was used.
     """
 
     device: Count
@@ -137,6 +138,7 @@ class DeviceResult(msgspec.Struct, frozen=True):
     estimates: Estimates | None
     measured: MeasurementReport | None = None
     seconds: Amount = 0.0
+    unused: tuple[Round, ...] = ()
 
 
 class PlanAnswer(msgspec.Struct, frozen=True):

@@ -75,7 +75,16 @@ class FlatModel:
 
 def model_sha256(models: Sequence[FlatModel], workers: int = 0) -> str:
     """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order."""
-    digests = map_in_threads(FlatModel.sha256, models, workers)
+    return join_digests(digest_models(models, workers))
+
+
+def digest_models(models: Sequence[FlatModel], workers: int = 0) -> list[bytes]:
+    """The SHA-256 of each model."""
+    return map_in_threads(FlatModel.sha256, models, workers)
+
+
+def join_digests(digests: Iterable[bytes]) -> str:
+    """SHA-256, in hexadecimal, of concatenated SHA-256s."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 

@@ -10,7 +10,7 @@ interval of ρ. Along a segment the cost is a convex quadratic in ρ with a clos
 answer for one device is the best of at most four numbers, and for a fleet it is a few array operations.
 
 Objectives are divided by A = σ² + G², which keeps all numbers near 1. The energy cap that couples the devices
-is not here; `curves.search_price` finds the price at which they keep to it.
+is not here; `prices.search_price` finds the price at which they keep to it.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -409,6 +409,15 @@ class PricedFleet:
             values.reshape(joules.shape) for values in (found.choice, found.rho, found.joules, found.cost)
         )
         return Response(choice, rho, spent, np.where(fits, cost, np.inf))
+
+    def prepare(self) -> "PricedFleet":
+        """The same fleet: segments are kept already where that pays off."""
+        return self
+
+    def find_ready(self, response: Response, shape: tuple[int, int]) -> FloatArray:
+        """Nothing: all devices take as long as they may."""
+        del response
+        return np.zeros((*shape, self.clusters))
 
     def _segments(self, block: slice) -> DeviceSegments:
         if self.kept is None:

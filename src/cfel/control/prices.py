@@ -106,7 +106,7 @@ class _Asked:
     """A place, and what all other devices add to its points."""
 
     place: Place
-    add_rest: Callable[[Point], Point] = lambda point: point  # noqa: E731
+    add_rest: Callable[[Point], Point] = lambda point: point
 
     def ask(self, prices: FloatArray) -> Exchange[list[Point]]:
         """Points of the summed curve at given prices."""
@@ -120,6 +120,12 @@ def _ask_ends(place: Place, prices: FloatArray) -> Exchange[list[End]]:
     objective, joules = answer.objective[0], answer.joules[0]
     sums = zip(prices.tolist(), joules.sum(axis=-1).tolist(), objective.sum(axis=-1).tolist(), strict=True)
     return [End(Point(*each), objective[i], joules[i]) for i, each in enumerate(sums)]
+
+
+def ask_point(place: Place, price: float) -> Exchange[Point]:
+    """The point of the summed curve at one price."""
+    (end,) = yield from _ask_ends(place, np.array([price]))
+    return end.point
 
 
 def _find_between(asked: _Asked, energy_cap: float) -> Exchange[_Narrowed]:

@@ -27,6 +27,7 @@ from cfel.control.exchange import (
     Place,
     Question,
     UndecidedAnswer,
+    UndecidedQuestion,
     ask,
 )
 from cfel.control.list_solver import (
@@ -147,9 +148,16 @@ class MeetQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeetAnswer:
-    """Per cluster: devices, sums of their σ² and G², and medians of seconds and joules of full work."""
+    """Per cluster.
+
+    Attributes:
+        devices: how many take part.
+        estimated: how many of them have σ² and G², and `sigma2` and `g2` the sums of these.
+        seconds, joules: medians of full work, where a budget ends the run.
+    """
 
     devices: FloatArray
+    estimated: FloatArray
     sigma2: FloatArray
     g2: FloatArray
     seconds: FloatArray
@@ -208,10 +216,11 @@ class LeastAnswer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetQuestion:
-    """A question about the devices that take part under some terms."""
+    """A question about the devices that take part under some terms: one of the two."""
 
     terms: Terms
-    question: Question
+    curve: CurveQuestion | None = None
+    undecided: UndecidedQuestion | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -433,7 +442,7 @@ class _Offer:
         return cls(devices, seat, fleet.clusters, offered, np.stack([now.cost, now.joules]))
 
     def divide(self) -> curves.Division:
-        """The best divisions within every cluster; all have as many seats, so a cluster alone has the same."""
+        """The best divisions within every cluster; all have as many seats, so one alone has the same."""
         units = 2 * HALF + 1
         nobody = np.where(np.arange(units) < HALF, np.inf, 0.0)
         objective = np.tile(nobody, (self.clusters, SEATS, 1))
@@ -470,7 +479,7 @@ class Clusters:
         if part is None:
             return _answer_without_devices(question, self._view.clusters)
         if isinstance(question, FleetQuestion):
-            return part.answers.answer(question.question)
+            return part.answers.answer(question.curve or question.undecided)
         if isinstance(question, DivideQuestion):
             return part.divide(question)
         return self._add_up(part, part.settle(question.settlement))
@@ -514,9 +523,10 @@ class Clusters:
         seconds = joules = np.zeros(view.clusters)
         if view.rounds.stop == "budget":
             seconds, joules = (self._find_medians(values) for values in self._costs(1.0, 1.0))
-        return MeetAnswer(
-            devices, self._sum(view.sigma2, present), self._sum(view.g2, present), seconds, joules
-        )
+        known = present & ~np.isnan(view.sigma2)
+        estimated = self._sum(np.ones(len(present)), known)
+        sigma2, g2 = (self._sum(values, known) for values in (view.sigma2, view.g2))
+        return MeetAnswer(devices, estimated, sigma2, g2, seconds, joules)
 
     def _find_medians(self, values: FloatArray) -> FloatArray:
         """The median of every cluster's devices; 0 without any."""
@@ -646,8 +656,7 @@ def _answer_without_devices(question: Question, clusters: int) -> Answer:
     if isinstance(question, DivideQuestion):
         units = np.where(np.arange(2 * HALF + 1) < HALF, np.inf, 0.0)
         return DivideAnswer(np.tile(units[:, None], clusters), np.zeros((2 * HALF + 1, clusters)))
-    asked = question.question
-    if isinstance(asked, CurveQuestion):
+    if asked := question.curve:
         nothing = np.zeros((*asked.grid.price.shape, clusters))
         return CurveAnswer(nothing, nothing, nothing if asked.ready else np.empty((0, 0, clusters)))
     return UndecidedAnswer(*np.zeros((4, clusters)))
@@ -760,7 +769,12 @@ def _under_terms(terms: Terms, exchange: Exchange[_Chosen]) -> Exchange[_Chosen]
         except StopIteration as end:
             found: _Chosen = end.value
             return found
-        answers = yield tuple(FleetQuestion(terms, question) for question in asked)
+        answers = yield tuple(
+            FleetQuestion(terms, undecided=question)
+            if isinstance(question, UndecidedQuestion)
+            else FleetQuestion(terms, curve=question)
+            for question in asked
+        )
 
 
 def _respond_to(price: float, makespan: float, least: LeastAnswer) -> Settlement:
@@ -860,7 +874,7 @@ def _find_weighted_median(values: FloatArray, weights: FloatArray) -> float:
 
 def hide_devices(view: Observation, answer: MeetAnswer) -> Observation:
     """What the planner knows: the observation with one device, which has the means of σ² and G² of all."""
-    devices = float(answer.devices.sum())
+    devices, estimated = float(answer.devices.sum()), max(float(answer.estimated.sum()), 1.0)
     one = np.ones(1)
     conditions = replace(
         view.conditions,
@@ -874,8 +888,8 @@ def hide_devices(view: Observation, answer: MeetAnswer) -> Observation:
         weight=None,
     )
     means: dict[str, Any] = {
-        "sigma2": one * float(answer.sigma2.sum()) / max(devices, 1.0),
-        "g2": one * float(answer.g2.sum()) / max(devices, 1.0),
+        "sigma2": one * float(answer.sigma2.sum()) / estimated,
+        "g2": one * float(answer.g2.sum()) / estimated,
     }
     return replace(
         view,

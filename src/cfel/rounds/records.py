@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cfel.arrays import FloatArray
+from cfel.control.clusters import Decision
 from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
-from cfel.cost import NO_DEVICE, global_round_cost
+from cfel.cost import NO_DEVICE
 from cfel.learning.evaluate import Evaluation, choose_test_samples, measure_devices, summarise_devices
 from cfel.metric import Metric
 from cfel.rounds.kernel import ControlState, EdgeRoundOutcome, is_over
+from cfel.rounds.totals import RoundTotals
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.world import World
 
@@ -65,7 +67,7 @@ class RoundScores:
 def make_record(
     world: World,
     control: ControlState,
-    edge_rounds: Sequence[EdgeRoundOutcome],
+    totals: RoundTotals,
     scores: RoundScores,
     *,
     model_sha256: str,
@@ -78,7 +80,7 @@ def make_record(
     Args:
         world: what is run.
         control: what has been spent, this round included.
-        edge_rounds: of this global round.
+        totals: of its edge rounds.
         scores: of its models; empty when the round was not evaluated.
         model_sha256: of the edge models.
         wall_seconds: real time the round took.
@@ -87,17 +89,8 @@ def make_record(
     """
     setting, ahead = (world.at(control.rounds_done - 1 + later).setting for later in (0, 1))
     ledger = control.ledger(setting)
-    # Plans make devices finish together, up to rounding; who was waited for shows in the steps really taken.
-    total = global_round_cost(
-        [each.realised for each in edge_rounds],
-        setting.exchange_seconds,
-        every_edge_round=setting.scheme.gossip.every_edge_round,
-    )
-    plans = [each.plan for each in edge_rounds]
-    present = [each.conditions.available for each in edge_rounds]
-    uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds) / 8
+    plans, uploads = totals.plans, totals.wire_bits / 8
     backhaul = setting.count_backhaul_bits(control.rounds_done - 1) / 8
-    losses = [loss for each in edge_rounds for loss in each.losses.values()]
     record = RoundRecord(
         round=control.rounds_done,
         seconds=ledger.seconds,
@@ -107,9 +100,9 @@ def make_record(
         seconds_realised=control.realised.seconds,
         joules_realised=control.realised.joules,
         accuracy=scores.accuracy,
-        loss=math.fsum(losses) / len(losses) if losses else None,
-        rho_mean=_mean([plan.rho[who] for plan, who in zip(plans, present, strict=True)]),
-        theta_mean=_mean([plan.theta[who] for plan, who in zip(plans, present, strict=True)]),
+        loss=totals.loss,
+        rho_mean=totals.rho_mean,
+        theta_mean=totals.theta_mean,
         # Those of the last edge round: the next plan starts from them.
         sigma2=plans[-1].sigma2,
         g2=plans[-1].g2,
@@ -120,18 +113,16 @@ def make_record(
         wire_bytes=math.ceil(uploads + backhaul),
         wall_seconds=wall_seconds,
         model_sha256=model_sha256,
-        straggler=None if total.straggler == NO_DEVICE else total.straggler,
-        slowest_cluster=total.slowest_cluster,
-        devices_taking_part=int(np.logical_or.reduce(present).sum()),
-        steps_planned=setting.rounds.local_steps * _sum_present(edge_rounds, setting.share_steps),
-        steps_taken=int(sum(each.steps.sum() for each in edge_rounds)),
-        upload_bytes_planned=math.ceil(
-            setting.upload_bits / 8 * _sum_present(edge_rounds, lambda plan: plan.theta)
-        ),
+        straggler=None if totals.cost.straggler == NO_DEVICE else totals.cost.straggler,
+        slowest_cluster=totals.cost.slowest_cluster,
+        devices_taking_part=totals.took_part,
+        steps_planned=setting.rounds.local_steps * totals.share,
+        steps_taken=totals.steps,
+        upload_bytes_planned=math.ceil(setting.upload_bits / 8 * totals.theta),
         upload_bytes=math.ceil(uploads),
         backhaul_bytes=math.ceil(backhaul),
         backhaul_joules=setting.compute_backhaul_joules(control.rounds_done - 1),
-        download_bytes=math.ceil(sum(int(who.sum()) for who in present) * setting.full_model_bits / 8),
+        download_bytes=math.ceil(totals.orders * setting.full_model_bits / 8),
         ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
         changes=world.changes_after(control.rounds_done),
@@ -170,20 +161,10 @@ def _list_clocks(outcome: EdgeRoundOutcome) -> np.ndarray:
     return np.ones_like(outcome.plan.rho) if clock is None else clock
 
 
-def _mean(parts: list[np.ndarray]) -> float:
-    joined = np.concatenate(parts)
-    return float(joined.mean()) if len(joined) else 0.0
-
-
-def _find_gap(plans: Sequence[RoundPlan]) -> float | None:
+def _find_gap(plans: Sequence[RoundPlan | Decision]) -> float | None:
     """The worst of the edge rounds: a record must not claim more than each of its plans can prove."""
     gaps = [plan.gap for plan in plans]
     return None if any(map(math.isnan, gaps)) else max(gaps)
-
-
-def _sum_present(edge_rounds: Sequence[EdgeRoundOutcome], values: Callable[[RoundPlan], FloatArray]) -> float:
-    """The sum of a plan's column over the devices that took part, in all edge rounds."""
-    return math.fsum(float(values(each.plan)[each.conditions.available].sum()) for each in edge_rounds)
 
 
 def measure_each(world: World, devices: Sequence[int], values: Sequence[FloatArray]) -> FloatArray:

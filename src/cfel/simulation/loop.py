@@ -50,6 +50,7 @@ from cfel.rounds.records import (
     measure_each,
     take_means,
 )
+from cfel.rounds.totals import add_up
 from cfel.simulation.buffered import find_busy, run_buffered, work_during_gossip
 from cfel.simulation.executors import Executor, Job, JobResult
 from cfel.simulation.state import EdgeRoundOrders, RoundOutcome, RunState, enter_round
@@ -94,7 +95,7 @@ def simulate(
         record = make_record(
             world,
             control,
-            edge_rounds,
+            add_up(setting, edge_rounds),
             evaluate_round(world, executor, state, ends_at_budget=last),
             model_sha256=model_sha256([state.models[i] for i in setting.fleet.list_edges()]),
             wall_seconds=now() - begin,

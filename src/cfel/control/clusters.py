@@ -82,6 +82,7 @@ class Terms:
         too_costly: devices that need more joules at the lower bounds are left out.
         table: the pairs to choose from; None where ρ and θ are continuous.
         noise_weight, on_unreachable: as in `RoundProblem`.
+        room: joules that all devices together leave at the lower bounds.
     """
 
     sigma2: float
@@ -97,6 +98,7 @@ class Terms:
     table: PairTable | None = None
     noise_weight: float = 1.0
     on_unreachable: Unreachable = "stretch"
+    room: float = np.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,15 +277,16 @@ class _Settled:
 class _Part:
     """The devices that take part under some terms."""
 
-    def __init__(self, problem: RoundProblem, table: PairTable | None) -> None:
-        self.problem, self._table = problem, table
+    def __init__(self, problem: RoundProblem, terms: Terms) -> None:
+        self.problem, self._terms = problem, terms
         self.limits = find_feasible_limits(problem)
         self.answers = FleetAnswers(self._make_fleet())
 
     def _make_fleet(self) -> Fleet:
-        if self._table is None:
-            return PricedFleet.from_problem(self.problem, self.limits)
-        return ListFleet.from_problem(self.problem, self._table, self.limits.seconds, self.limits.battery)
+        problem, limits, terms = self.problem, self.limits, self._terms
+        if terms.table is None:
+            return PricedFleet.from_problem(problem, limits, room=terms.room)
+        return ListFleet.from_problem(problem, terms.table, limits.seconds, limits.battery)
 
     def settle(self, settlement: Settlement) -> _Settled:
         """Plans the devices."""
@@ -639,7 +642,7 @@ class Clusters:
             clock_static=now.clock_static[who],
             clock_exponent=now.clock_exponent[who],
         )
-        return _Part(problem, terms.table)
+        return _Part(problem, terms)
 
 
 def _are_same(one: object, other: object) -> bool:
@@ -700,6 +703,7 @@ def negotiate(
             "all devices get the lower bounds"
         )
     cap = max(terms.joules, total)
+    terms = replace(terms, room=cap - total)
     if forced:
         chosen = _Chosen(_respond_to(np.inf, np.inf, least), np.inf)
     elif weighing is None:

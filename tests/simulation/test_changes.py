@@ -14,9 +14,9 @@ from cfel.experiment.experiment import load_experiment
 from cfel.plugins import ANY_CODE
 from cfel.rounds.run_directory import RunRequest
 from cfel.runlog import RoundRecord, RunDirectory
-from cfel.simulation import PoolExecutor, RoundOutcome
-from cfel.simulation.run import Watch, run_in_directory
-from cfel.simulation.state import enter_round
+from cfel.simulation.executors import PoolExecutor
+from cfel.simulation.loop import Watch, run_in_directory
+from cfel.simulation.state import RoundOutcome, enter_round
 from cfel.validation import parse_toml
 from tests.simulation.drive import outcomes, timeless, tiny
 

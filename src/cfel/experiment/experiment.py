@@ -67,8 +67,8 @@ from cfel.learning.task import DeviceData, Task, check_batches, check_task, load
 from cfel.membership import FleetChange, Membership
 from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
-from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.seeding import make_key
+from cfel.simulation.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.batch_shares import LAYER_SHARES, BatchShares
 from cfel.system.fleet import FleetParameters, build_fleet
@@ -216,8 +216,8 @@ class Experiment:
             )
         if local.steps in parts and algorithm.train is not None:
             raise InputError(
-                f"scheme.steps = {local.steps!r}: algorithm {local.algorithm!r} has a loop of its own, which "
-                "draws its own batches and trains all layers"
+                f"scheme.steps = {local.steps!r}: algorithm {local.algorithm!r} has its own training loop, "
+                "which draws its own batches and trains all layers"
             )
         if local.steps == "last_layers" and (algorithm.step_parts is None or algorithm.change_gradient):
             raise InputError(
@@ -227,16 +227,12 @@ class Experiment:
         late = training.error_feedback and local.schedule != "constant"
         if local.algorithm == "shared_momentum" and late:
             raise InputError(
-                f"local.schedule = {local.schedule!r}: shared momentum would take updates that error "
-                "feedback sends late for momentum at the present rate; use a constant rate"
+                f"local.schedule = {local.schedule!r}: with shared momentum, error feedback sends parts of "
+                "updates late, when the learning rate is another one; use a constant rate"
             )
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":
-        """The experiment with some keys changed.
-
-        Args:
-            changes: values by dotted keys, as in {"rounds.edge": 2, "scheme": "cef", "seed": 1}.
-        """
+        """The experiment with values at dotted keys changed, as in {"rounds.edge": 2, "scheme": "cef"}."""
         document, objects = _change_document(to_document(self), changes)
         return Experiment(**parse_sections(document), preset="none", code=self.code.add_objects(objects))
 
@@ -361,12 +357,7 @@ class Experiment:
     ) -> World:
         """The world with the members of every round, made of parts that do not change with them.
 
-        Args:
-            task: what is learned.
-            undivided: its data before they were divided among devices.
-            flat: the module with its first values.
-            parts: what names in the experiment lead to.
-            data: of each device.
+        `undivided` is the data before they were divided among devices; `data` what each device holds.
         """
         start = parts.edge_rules.add_memory(flat.read())
         eras = self._build_eras(parts, flat.shared, task, [each.samples for each in data])
@@ -391,6 +382,7 @@ class Experiment:
             eras=eras,
             changes=self.fleet.changes,
             change=change,
+            losses={each.place: each for each in self.fleet.losses},
         )
 
     def _build_eras(

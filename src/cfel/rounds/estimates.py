@@ -64,11 +64,8 @@ def combine_estimates(
 ) -> FleetEstimates:
     """Every device's σ² and G²; the mean of the others where a device has none or implausible ones.
 
-    Args:
-        known: every device's newest.
-        present: the devices that the plan is for; None for all.
-        small_batches: whether G² may come from a smaller batch than the full one, whose noise σ² is.
-        influence: of `update_influence`.
+    The plan is for the devices that are `present`. With `small_batches`, G² may come from a smaller batch
+    than the full one, whose noise σ² is. `influence` is that of `update_influence`.
     """
     both = _both(known)
     strange, influential = _find_implausible(both, present, small_batches, influence)

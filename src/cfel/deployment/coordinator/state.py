@@ -13,6 +13,7 @@ from cfel.control.scheme import RoundPlan
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements, FederationMeasurements
 from cfel.deployment.protocol.messages import Count
 from cfel.learning.local.estimates import Estimates
+from cfel.losses import RoundLoss
 from cfel.membership import FleetChange
 from cfel.rounds import kernel
 from cfel.rounds.kernel import ControlState, DeviceWork, initial_control
@@ -57,6 +58,7 @@ class FinishedEdgeRound:
     plan: RoundPlan
     work: tuple[DeviceWork, ...]
     measurements: EdgeRoundMeasurements | None = None
+    losses: tuple[RoundLoss, ...] = ()  # who was missing, and what devices say of earlier rounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +80,8 @@ class CoordinatorState:
         measured: what devices and clocks measured, where conditions are measured.
         changes: all changes of the fleet that a majority has agreed on, those of the experiment file
             included.
+        absent_now: devices that the plan leaves out because they are not there.
+        gossip_losses: gossip steps of this global round that not all took part in.
         last_used_rounds: per device, the round of its last upload that went into a model; moves with it.
     """
 
@@ -95,6 +99,8 @@ class CoordinatorState:
     measured: FederationMeasurements | None = None
     used: float = 0.0
     changes: tuple[FleetChange, ...] = ()
+    absent_now: tuple[int, ...] = ()
+    gossip_losses: tuple[RoundLoss, ...] = ()
     last_used_rounds: dict[Count, tuple[Count, Count]] = field(default_factory=dict)
 
     @property

@@ -105,7 +105,11 @@ def _list_clusters(setting: Setting, known: Sequence[Estimates | None]) -> list[
     """The devices of every cluster in which at least one has estimates."""
     cluster = setting.fleet.cluster
     estimated = np.array([each is not None for each in known], dtype=bool)
-    return [np.flatnonzero(cluster == i) for i in np.unique(cluster[estimated]).tolist()]
+    order = np.argsort(cluster, kind="stable")
+    names, start = np.unique(cluster[order], return_index=True)
+    wanted = np.isin(names, cluster[estimated])
+    groups = np.split(order, start[1:])
+    return [group for group, is_wanted in zip(groups, wanted.tolist(), strict=True) if is_wanted]
 
 
 def add_kept_energy(setting: Setting, known: Sequence[Estimates | None]) -> tuple[FloatArray, FloatArray]:

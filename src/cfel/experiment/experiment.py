@@ -20,6 +20,7 @@ import tomli_w
 from cfel import validation
 from cfel.arrays import IntArray
 from cfel.control import Budget, Rounds, Scheme, SchemeParameters, Setting, build_scheme
+from cfel.control.clusters import MOST_TOGETHER
 from cfel.control.setting import choose_links, weight_backhaul
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
@@ -295,6 +296,8 @@ class Experiment:
             # A share θ of a full upload may be more than all entries with the bits that devices choose.
             uploads="wire" if isinstance(parts.compress, TopKInBits) else self.simulation.uploads,
             upload_share=find_upload_share(parts.compress, parameters),
+            # By the file, so that a fleet that grows is planned in one way throughout.
+            is_large=self.fleet.devices > MOST_TOGETHER,
         )
 
     def find_rate(self, used: float) -> float:

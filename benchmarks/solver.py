@@ -19,8 +19,8 @@ from rich.console import Console
 from cfel.cli.output import new_table, print_table
 from cfel.control import RoundProblem, Solution, solve
 from cfel.control.agreement import agree
-from cfel.control.curves import search_price
 from cfel.control.list_solver import PairTable, Weighing, list_steps, list_theta, pair_up, solve_on_list
+from cfel.control.prices import search_price
 from cfel.control.problem import find_feasible_limits
 from cfel.control.segments import PricedFleet
 from cfel.seeding import make_generator

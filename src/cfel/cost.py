@@ -78,6 +78,7 @@ class EdgeRoundCost:
     # Per cluster, the device that took longest (the first of several), or `NO_DEVICE`.
     slowest_device: IntArray
     joules: float  # of all devices together
+    cluster_joules: FloatArray | None = None  # per cluster, where they were added up by cluster
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,8 +110,13 @@ def edge_round_cost(
     cluster: ArrayLike,
     clusters: int,
     available: BoolArray | None = None,
+    *,
+    by_cluster: bool = False,
 ) -> EdgeRoundCost:
-    """Computes the cost of one edge round from the cost of its devices; unavailable ones cost nothing."""
+    """Computes the cost of one edge round from the cost of its devices; unavailable ones cost nothing.
+
+    `by_cluster` adds joules up by cluster first: the sum is then that of clusters which count by themselves.
+    """
     seconds = np.asarray(device_seconds, dtype=np.float64)
     joules = np.asarray(device_joules, dtype=np.float64)
     present = np.ones(seconds.size, dtype=bool) if available is None else available
@@ -118,7 +124,11 @@ def edge_round_cost(
     slowest = cluster_seconds(np.where(present, seconds, 0.0), member, clusters)
     # The first of several, so that simulator and deployment name the same straggler.
     first = _find_first_device(present & (seconds == slowest[member]), member, clusters)
-    return EdgeRoundCost(slowest, first, float(np.where(present, joules, 0.0).sum()))
+    spent = np.where(present, joules, 0.0)
+    if by_cluster:
+        by_clusters = np.asarray(np.bincount(member, spent, clusters), dtype=np.float64)
+        return EdgeRoundCost(slowest, first, float(by_clusters.sum()), by_clusters)
+    return EdgeRoundCost(slowest, first, float(spent.sum()))
 
 
 def global_round_cost(

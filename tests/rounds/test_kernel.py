@@ -25,6 +25,7 @@ from cfel.rounds.kernel import (
     plan_edge_round,
 )
 from cfel.rounds.records import RoundScores, make_plan_table, make_record, mean_metric
+from cfel.rounds.totals import add_up
 from cfel.runlog import RoundRecord
 from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.conditions import Conditions
@@ -151,7 +152,8 @@ def closed_round() -> tuple[ControlState, RoundRecord]:
     control = close_global_round(setting(), charge_edge_round(initial_control(setting()), count()))
     world = replace(tiny().build_world(), setting=setting())
     scores = RoundScores(accuracy=0.5)
-    record = make_record(world, control, [count()], scores, model_sha256="0" * 64, wall_seconds=1.0)
+    totals = add_up(world.setting, [count()])
+    record = make_record(world, control, totals, scores, model_sha256="0" * 64, wall_seconds=1.0)
     return control, record
 
 

@@ -7,9 +7,8 @@ price these two are the cluster's *curve*, and curves add up. So a round is plan
 
 1. `make_curve`: every cluster answers a grid of makespans and prices with its curve;
 2. `add_curves`: the curves are summed, in the order of clusters;
-3. `search_price` (and `list_solver.rate_points`, where the makespan is chosen): the sum says where the best
-   point is, and how good any plan can be at most: the tangents of the sum, read off at the energy cap, bound
-   every plan within it (weak duality);
+3. `prices.seek_price` (and `list_solver.rate_points`, where the makespan is chosen): the sum says where the
+   best point is, and how good any plan can be at most;
 4. `share_energy`: what the energy cap leaves at that point is divided among the clusters;
 5. `settle`: every cluster plans its own devices within its share.
 
@@ -25,8 +24,8 @@ worth having; `repair` adds a second kind of curve for that.
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -34,20 +33,6 @@ from numpy.typing import NDArray
 
 from cfel.arrays import FloatArray, IndexArray
 
-# Relative distance between chord and bound at which the search for the price ends, and a number of exchanges
-# that no case came near.
-TOLERANCE = 1e-7
-MOST_EXCHANGES = 60
-# Prices just before and just after the critical one: the two responses there differ only in devices that jump
-# at that very price.
-NUDGE = 1e-9
-# A fleet of more than twice this many devices is first priced by a sample: one in so many of its devices, but
-# no fewer than this.
-SAMPLE, ONE_IN = 256, 8
-# How far around a price from a sample of N devices the whole fleet is asked, times √N: four standard errors.
-MARGIN = 4.0
-# Prices of the first exchange, relative to the chord between the cheapest plan and the best one.
-FIRST_PRICES = 10.0 ** np.array([-4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4])
 # Prices that stand for none and for infinity: large and small enough, and their products are numbers.
 NO_PRICE, ANY_PRICE = 1e-290, 1e200
 # A plan is repaired if its proven gap is above the first, and from both sides if it is above the second. The
@@ -174,8 +159,14 @@ class Fleet(Protocol):
     def plan_within(self, joules: FloatArray) -> Response:
         """Every device at its least cost within given energies, rows × devices; infinite where none fits."""
 
+    def prepare(self) -> Self:
+        """The same fleet, ready for many questions."""
 
-AnyFleet = TypeVar("AnyFleet", bound=Fleet)
+    def find_ready(self, response: Response, shape: tuple[int, int]) -> FloatArray:
+        """Seconds that the slowest device of each cluster needs at full clock: makespans × prices × clusters.
+
+        The responses are those of `make_curve` to a grid of that shape.
+        """
 
 
 def split_into_blocks(devices: int, block: int) -> Iterator[slice]:
@@ -233,25 +224,6 @@ class Point(NamedTuple):
         return self.objective + self.price * (self.joules - energy_cap) if self.price < np.inf else -np.inf
 
 
-Ask = Callable[[FloatArray], list[Point]]
-
-
-def ask_fleet(fleet: Fleet) -> Ask:
-    """Points of the summed curve at given prices."""
-
-    def ask(prices: FloatArray) -> list[Point]:
-        total = add_curves(make_curve(fleet, Grid.of_prices(prices))[0])
-        return _read_points(total)
-
-    return ask
-
-
-def _read_points(total: Curve) -> list[Point]:
-    """The points of a summed curve at its first makespan."""
-    columns = total.grid.price[0], total.joules[0, :, 0], total.objective[0, :, 0]
-    return [Point(*point) for point in zip(*(column.tolist() for column in columns), strict=True)]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class End:
     """The clusters' answer at one price.
@@ -259,13 +231,11 @@ class End:
     Attributes:
         point: of the summed curve.
         objective, joules: per cluster.
-        response: per device.
     """
 
     point: Point
     objective: FloatArray
     joules: FloatArray
-    response: Response
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,146 +256,6 @@ class Bracket:
     def price(self) -> float:
         """The price of a joule here, λ."""
         return self.over.point.price
-
-
-def _ask_ends(fleet: Fleet, prices: FloatArray) -> list[End]:
-    curve, response = make_curve(fleet, Grid.of_prices(prices))
-    points = _read_points(add_curves(curve))
-    return [
-        End(point, curve.objective[0, i], curve.joules[0, i], response.pick(i))
-        for i, point in enumerate(points)
-    ]
-
-
-def search_price(fleet: Fleet, energy_cap: float) -> Bracket:
-    """Searches the price of energy at which the fleet's response meets the cap.
-
-    If the cap is below the least energy of the fleet, the result's `under` exceeds it too.
-    """
-    (over, under, bound), ends = _find_prices(fleet, energy_cap)
-    prices = np.unique([over.price, under.price])
-    # Nothing is proven by devices that were taken to be decided: all are asked again.
-    ends = sorted([*ends, *_ask_ends(fleet, prices)], key=lambda end: end.point.price)
-    bound = max(bound, *(end.point.bound(energy_cap) for end in ends))
-    # Energy falls as the price rises.
-    split = sum(end.point.joules > energy_cap for end in ends)
-    return Bracket(ends[max(split - 1, 0)], ends[min(split, len(ends) - 1)], bound)
-
-
-def _find_prices(fleet: Fleet, energy_cap: float) -> tuple[tuple[Point, Point, float], list[End]]:
-    """Two points around the cap and a bound as `find_prices` has them, and what all devices were asked.
-
-    A large fleet is priced by a sample first, and that by a sample of its own. Prices a little below and
-    above the sample's nearly always lie on both sides of the cap, and few devices are undecided between them.
-    """
-    if fleet.size > 2 * SAMPLE:
-        part = sample(fleet, max(SAMPLE, fleet.size // ONE_IN))
-        guess = _find_prices(part, energy_cap * part.size / fleet.size)[0][0].price
-        margin = MARGIN / part.size**0.5
-        over, under = _ask_ends(fleet, guess * np.array([1 - margin, 1 + margin]))
-        if over.point.joules > energy_cap >= under.point.joules:
-            return (*_close_in_between(fleet, over, under, energy_cap), -np.inf), [over, under]
-    return find_prices(ask_fleet(fleet), energy_cap), []
-
-
-def find_prices(ask: Ask, energy_cap: float) -> tuple[Point, Point, float]:
-    """Two points around the cap, as close as matters, and a lower bound on every plan within it."""
-    over, under = ask(np.array([0.0, np.inf]))
-    return _close_in(ask, over, under, energy_cap)
-
-
-def _close_in_between(fleet: Fleet, over: End, under: End, energy_cap: float) -> tuple[Point, Point]:
-    """Narrows two answers around the cap, asking only devices that are undecided between them."""
-    for _ in range(MOST_EXCHANGES):
-        few = np.flatnonzero(over.response.choice != under.response.choice)
-        add_rest, fleet = _find_rest(over, under, few), fleet.take(few)
-        if few.size <= SAMPLE:
-            break
-        # Close to where the cap should be, most of them will be decided, too.
-        share = (over.point.joules - energy_cap) / (over.point.joules - under.point.joules)
-        shares = np.clip(share + np.array([-0.1, 0.1]), 0.05, 0.95)
-        asked = _ask_ends(fleet, over.point.price + shares * (under.point.price - over.point.price))
-        asked = [replace(end, point=add_rest(end.point)) for end in asked]
-        over, under = (replace(end, response=end.response.pick(few)) for end in (over, under))
-        over = next((end for end in reversed(asked) if end.point.joules > energy_cap), over)
-        under = next((end for end in asked if end.point.joules <= energy_cap), under)
-    ask_few = ask_fleet(fleet)
-
-    def ask(prices: FloatArray) -> list[Point]:
-        return [add_rest(point) for point in ask_few(prices)]
-
-    return _close_in(ask, over.point, under.point, energy_cap)[:2]
-
-
-def _find_rest(over: End, under: End, few: IndexArray) -> Callable[[Point], Point]:
-    """What all but a few devices add to a point between two prices: they move evenly between them."""
-    joules = [end.point.joules - float(end.response.joules[few].sum()) for end in (over, under)]
-    objective, first = over.point.objective - float(over.response.cost[few].sum()), over.point.price
-    slope = (joules[1] - joules[0]) / (under.point.price - first)
-
-    def add_rest(point: Point) -> Point:
-        price = point.price
-        return Point(
-            price,
-            point.joules + joules[0] + slope * (price - first),
-            # Along a curve every joule changes the objective by its price.
-            point.objective + objective - 0.5 * slope * (price**2 - first**2),
-        )
-
-    return add_rest
-
-
-def _close_in(ask: Ask, over: Point, under: Point, energy_cap: float) -> tuple[Point, Point, float]:
-    """Narrows two points around the cap until bound and chord meet there."""
-    if over.joules <= energy_cap:
-        return over, over, over.objective
-    bound = max(over.bound(energy_cap), under.bound(energy_cap))
-    for exchange in range(MOST_EXCHANGES):
-        span = over.joules - under.joules
-        # Without a span the two responses are the same to rounding.
-        if span <= 0:
-            break
-        chord = max((under.objective - over.objective) / span, 0.0)
-        estimate = over.objective + chord * (over.joules - energy_cap)
-        if exchange and estimate - bound <= TOLERANCE * abs(estimate):
-            break
-        prices = _choose_prices(over, under, chord, energy_cap)
-        points = ask(prices) if prices.size else []
-        if not points:
-            break
-        bound = max(bound, *(point.bound(energy_cap) for point in points))
-        for point in points:
-            if point.joules > energy_cap:
-                over = point
-            else:
-                under = point
-                break
-    return over, under, bound
-
-
-def _choose_prices(over: Point, under: Point, chord: float, energy_cap: float) -> FloatArray:
-    """Prices between the two points, rising.
-
-    The slope of the chord finds kinks exactly; between kinks interpolating the price is better.
-    """
-    if over.price == 0 or np.isinf(under.price):
-        prices = chord * FIRST_PRICES
-    else:
-        width, share = under.price - over.price, (over.joules - energy_cap) / (over.joules - under.joules)
-        between = over.price + share * width
-        even = over.price + width * np.array([0.25, 0.5, 0.75])
-        near = between + width * np.array([-0.02, 0.0, 0.02])
-        prices = np.concatenate([even, near, chord * (1 + NUDGE * np.array([-1.0, 0.0, 1.0]))])
-    prices = np.unique(prices)
-    return prices[(prices > over.price) & (prices < under.price)]
-
-
-def sample(fleet: AnyFleet, size: int) -> AnyFleet:
-    """About `size` devices: every so manieth in the order of clusters."""
-    stride = max(1, fleet.size // size)
-    if (np.diff(fleet.cluster) >= 0).all():
-        return fleet.take(slice(None, None, stride))
-    return fleet.take(np.sort(np.argsort(fleet.cluster, kind="stable")[::stride]))
 
 
 # What is left of the energy. Two neighbouring responses differ in devices that jump at that price. As many
@@ -484,13 +314,19 @@ def _mix(over: Response, under: Response, left: float) -> tuple[NDArray[Any], Fl
     return choice, rho
 
 
+def respond_at(fleet: Fleet, price: float) -> Response:
+    """Every device's response to one price."""
+    return fleet.respond(np.full((1, fleet.size), price)).pick(0)
+
+
 def settle_within(fleet: Fleet, bracket: Bracket, energy_cap: float) -> Response:
     """The plan of all clusters within the energy cap."""
+    over = respond_at(fleet, bracket.over.point.price)
     if bracket.over is bracket.under:
-        return bracket.over.response
-    decision = share_energy(bracket, energy_cap)
-    plan = settle(fleet, decision, bracket.over.response, bracket.under.response)
-    return repair(fleet, plan, bracket, energy_cap)
+        return over
+    under = respond_at(fleet, bracket.under.point.price)
+    plan = settle(fleet, share_energy(bracket, energy_cap), over, under)
+    return repair(fleet, plan, (over, under), minimise_within(energy_cap, bracket.lower_bound))
 
 
 # What a price cannot reach. At any price a device goes where its value, as a function of its energy, touches
@@ -562,6 +398,7 @@ class Goal:
     rate: Rate
     energy_cap: float
     enough: float
+    lower_bound: float = -np.inf
 
 
 def minimise_within(energy_cap: float, lower_bound: float) -> Goal:
@@ -570,44 +407,41 @@ def minimise_within(energy_cap: float, lower_bound: float) -> Goal:
     def rate(objective: FloatArray, joules: FloatArray) -> FloatArray:
         return np.where(joules <= energy_cap * (1 + ROUNDING), -objective, -np.inf)
 
-    return Goal(rate, energy_cap, -lower_bound - REPAIR_ABOVE * abs(lower_bound))
+    return Goal(rate, energy_cap, -lower_bound - REPAIR_ABOVE * abs(lower_bound), lower_bound)
 
 
-def repair(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) -> Response:
-    """Improves a plan by dividing its energy again, while its gap is not small."""
-    if measure_gap(plan, bracket.lower_bound) <= REPAIR_ABOVE:
+def repair(fleet: Fleet, plan: Response, ends: tuple[Response, Response], goal: Goal) -> Response:
+    """Improves a plan between two responses by dividing its energy again, while its gap is not small."""
+    if measure_gap(plan, goal.lower_bound) <= REPAIR_ABOVE:
         return plan
     if fleet.size > MOST_REPAIRED:
-        enough = measure_gap(plan, bracket.lower_bound) <= REPAIR_MANY_ABOVE
-        return plan if enough else _repair_some(fleet, plan, bracket, energy_cap)
-    goal = minimise_within(energy_cap, bracket.lower_bound)
-    over, under = bracket.over.response, bracket.under.response
+        enough = measure_gap(plan, goal.lower_bound) <= REPAIR_MANY_ABOVE
+        return plan if enough else _repair_some(fleet, plan, ends, goal)
+    over, under = ends
     if fleet.size <= FEW:
         most, least = fleet.respond(np.repeat([[0.0], [np.inf]], fleet.size, axis=1)).joules
-        reach = float(np.minimum(most - least, energy_cap).max())
+        reach = float(np.minimum(most - least, goal.energy_cap).max())
     else:
         reach = 2.0 * float(np.abs(over.joules - under.joules).max())
     plan = divide_again(fleet, plan, reach, goal)
-    if measure_gap(plan, bracket.lower_bound) > THOROUGH_ABOVE:
+    if measure_gap(plan, goal.lower_bound) > THOROUGH_ABOVE:
         # The other way round: all jumps are made, and everybody saves a little for them.
-        excess = float(over.joules.sum()) - energy_cap
+        excess = float(over.joules.sum()) - goal.energy_cap
         other = divide_again(fleet, over, excess, goal)
         if goal.rate(other.cost.sum(), other.joules.sum()) > goal.rate(plan.cost.sum(), plan.joules.sum()):
             plan = divide_again(fleet, other, reach, goal)
     return plan
 
 
-def _repair_some(fleet: Fleet, plan: Response, bracket: Bracket, energy_cap: float) -> Response:
+def _repair_some(fleet: Fleet, plan: Response, ends: tuple[Response, Response], goal: Goal) -> Response:
     """The same for a large fleet, by some devices that stand for all: those that jump, and a sample."""
-    jumps = bracket.over.response.choice != bracket.under.response.choice
+    over, under = ends
     stride = -(-fleet.size // SOME)
-    some = np.union1d(np.flatnonzero(jumps)[:SOME], np.arange(0, fleet.size, stride))
+    some = np.union1d(np.flatnonzero(over.choice != under.choice)[:SOME], np.arange(0, fleet.size, stride))
     part = plan.pick(some)
     cost, joules = (float(plan.cost.sum() - part.cost.sum()), float(plan.joules.sum() - part.joules.sum()))
-    over, under = (replace(end, response=end.response.pick(some)) for end in (bracket.over, bracket.under))
-    narrow = Bracket(over, under, bracket.lower_bound - cost)
-    better = repair(fleet.take(some), part, narrow, energy_cap - joules)
-    plan.put(some, better)
+    narrow = minimise_within(goal.energy_cap - joules, goal.lower_bound - cost)
+    plan.put(some, repair(fleet.take(some), part, (over.pick(some), under.pick(some)), narrow))
     return plan
 
 

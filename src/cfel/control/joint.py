@@ -10,7 +10,8 @@ from itertools import pairwise
 import numpy as np
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.curves import Bracket, ask_fleet, find_prices, measure_gap, search_price, settle_within
+from cfel.control.curves import measure_gap, respond_at, settle_within
+from cfel.control.prices import bound_objective, search_price
 from cfel.control.problem import Limits, RoundProblem
 from cfel.control.segments import PricedFleet
 from cfel.control.solution import Proposal
@@ -29,7 +30,8 @@ def solve_joint(problem: RoundProblem, limits: Limits) -> Proposal:
     plan = settle_within(fleet, bracket, limits.joules)
     bound = bracket.lower_bound
     if measure_gap(plan, bound) > SHARPEN_ABOVE:
-        jumping = np.flatnonzero(bracket.over.response.choice != bracket.under.response.choice)
+        over, under = (respond_at(fleet, end.point.price) for end in (bracket.over, bracket.under))
+        jumping = np.flatnonzero(over.choice != under.choice)
         bound = max(bound, _bound_by_cases(fleet, limits.joules, jumping))
     scale = problem.sigma2 + problem.g2
     return Proposal(
@@ -41,12 +43,14 @@ def solve_joint(problem: RoundProblem, limits: Limits) -> Proposal:
     )
 
 
-def interpolate_rho(bracket: Bracket, energy_cap: float) -> FloatArray:
+def interpolate_rho(fleet: PricedFleet, energy_cap: float) -> FloatArray:
     """Moves from the response under the cap towards the one over it, as far as the energy goes."""
-    over, under = bracket.over, bracket.under
-    span = over.point.joules - under.point.joules
-    share = min(1.0, max(0.0, (energy_cap - under.point.joules) / span)) if span > 0 else 0.0
-    return under.response.rho + share * (over.response.rho - under.response.rho)
+    bracket = search_price(fleet, energy_cap)
+    over, under = bracket.over.point, bracket.under.point
+    span = over.joules - under.joules
+    share = min(1.0, max(0.0, (energy_cap - under.joules) / span)) if span > 0 else 0.0
+    most, least = (respond_at(fleet, point.price).rho for point in (over, under))
+    return least + share * (most - least)
 
 
 # A sharper lower bound by cases: what if this device's θ lay in this interval? The dual bound replaces
@@ -80,4 +84,4 @@ def _bound_case(fleet: PricedFleet, energy_cap: float, device: int, low: float, 
     too_much = least_joules[device] > terms.joules[device] or float(least_joules.sum()) > energy_cap
     if too_slow or too_much:
         return np.inf
-    return find_prices(ask_fleet(fleet.change(narrower)), energy_cap)[2]
+    return bound_objective(fleet.change(narrower), energy_cap)

@@ -21,7 +21,7 @@ response to a price is exact. The makespan is searched on a grid. Without a time
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,14 +35,21 @@ from cfel.control.curves import (
     Goal,
     Grid,
     Response,
-    add_curves,
     divide_again,
-    make_curve,
     run_blocks,
-    sample,
-    search_price,
     settle_within,
 )
+from cfel.control.exchange import (
+    CurveAnswer,
+    CurveQuestion,
+    Exchange,
+    FleetAnswers,
+    Place,
+    answer_locally,
+    ask,
+    count_thinned,
+)
+from cfel.control.prices import search_price
 from cfel.control.problem import SLACK, RoundProblem, find_feasible_limits
 from cfel.control.solution import Proposal, Solution, prove, solve_without_too_costly
 from cfel.system.conditions import PAPER_EXPONENT
@@ -206,6 +213,22 @@ class ListFleet:
         copies["seconds"] = np.minimum(self.seconds, makespan[:, None]).ravel()
         copies["cluster"] = (self.cluster + self.clusters * np.arange(spans)[:, None]).ravel()
         return replace(self, rows=None, clusters=self.clusters * spans, **copies)
+
+    def prepare(self) -> "ListFleet":
+        """The same fleet, with the energies of all pairs kept if they take little memory."""
+        return self.keep_rows()
+
+    def find_ready(self, response: Response, shape: tuple[int, int]) -> FloatArray:
+        """Seconds that the slowest device of each cluster needs: makespans × prices × clusters."""
+        spans, prices = shape
+        choice = response.choice.reshape(prices, spans, self.size)
+        order = np.argsort(self.cluster, kind="stable")
+        present, start = np.unique(self.cluster[order], return_index=True)
+        ready = np.zeros((spans, prices, self.clusters))
+        if order.size:
+            needed = self.needed_seconds(choice)[:, :, order]
+            ready[:, :, present] = np.maximum.reduceat(needed, start, axis=2).transpose(1, 0, 2)
+        return ready
 
     def keep_rows(self) -> "ListFleet":
         """The same fleet, with the energies of all pairs kept if they take little memory."""
@@ -433,7 +456,7 @@ class _Tried(NamedTuple):
     plan: _Plan
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
     """A makespan and a price, their score, and the seconds that the response needs at full clocks."""
 
     score: float
@@ -443,80 +466,120 @@ class _Point(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Between which makespans a fleet is planned, and which are tried in any case.
+
+    Attributes:
+        shortest: within which every device can do the first pair at full clock.
+        longest: beyond which no device has a use for more, or may not take it.
+        ready: at which a device is just ready with one of its pairs, for few devices.
+    """
+
+    shortest: float
+    longest: float
+    ready: FloatArray = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Search:
     """The search for the makespan and the price of the best score."""
 
-    fleet: ListFleet
+    place: Place
+    size: int
     energy_cap: float
     weighing: Weighing
 
-    def ask(self, makespan: FloatArray, prices: FloatArray) -> list[_Point]:
+    def ask(self, makespan: FloatArray, prices: FloatArray) -> Exchange[list[Point]]:
         """The best price of each makespan."""
-        total, needed = self._add_up(makespan, prices)
+        total, needed = yield from self._add_up(makespan, prices)
         if (total.joules[:, -1, 0] > self.energy_cap).any():
             higher = np.concatenate([prices, prices[-1] * HIGH_PRICES])
-            total, needed = self._add_up(makespan, higher)
+            total, needed = yield from self._add_up(makespan, higher)
         rated = rate_points(total, self.energy_cap, self.weighing)
         best = rated.argmax(axis=1)
         each = np.arange(len(makespan))
         found = (rated[each, best], makespan, total.grid.price[each, best], needed[each, best])
-        return [_Point(*point) for point in zip(*(values.tolist() for values in found), strict=True)]
+        return [Point(*point) for point in zip(*(values.tolist() for values in found), strict=True)]
 
-    def _add_up(self, makespan: FloatArray, prices: FloatArray) -> tuple[Curve, FloatArray]:
-        curve, response = make_curve(self.fleet, Grid(makespan, np.tile(prices, (len(makespan), 1))))
-        shape = (len(prices), len(makespan), self.fleet.size)
-        return add_curves(curve), self.fleet.needed_seconds(response.choice.reshape(shape)).max(axis=2).T
+    def _add_up(self, makespan: FloatArray, prices: FloatArray) -> Exchange[tuple[Curve, FloatArray]]:
+        grid = Grid(makespan, np.tile(prices, (len(makespan), 1)))
+        answer: CurveAnswer
+        (answer,) = yield from ask(CurveQuestion(self.place, grid, ready=True))
+        total = (part.sum(axis=-1, keepdims=True) for part in (answer.objective, answer.joules))
+        return Curve(grid, *total), answer.ready.max(axis=-1)
 
-    def run(self, shortest: float, longest: float) -> list[_Point]:
+    def run(self, between: Spans) -> Exchange[list[Point]]:
         """All makespans that make sense, then those around the best, then what the best ones need."""
-        price = _first_price(self.fleet, longest, self.weighing)
-        count = int(np.clip(768 // self.fleet.size, MAKESPANS, 32))
+        shortest, longest = between.shortest, between.longest
+        price = yield from self._find_first_price(longest)
+        count = int(np.clip(768 // self.size, MAKESPANS, 32))
         if not longest > shortest:
-            return self.ask(np.array([longest]), price * FIRST_PRICES)
-        spans = np.concatenate([np.geomspace(shortest, longest, count), self._list_ready(shortest, longest)])
-        points = self.ask(np.unique(spans), price * FIRST_PRICES)
+            only = yield from self.ask(np.array([longest]), price * FIRST_PRICES)
+            return only
+        spans = np.concatenate([np.geomspace(shortest, longest, count), between.ready])
+        points = yield from self.ask(np.unique(spans), price * FIRST_PRICES)
         # A response that is ready before its makespan ends may be worth more with less time.
-        points += self.ask(self._tighten(points), max(points).price * NEAR_PRICES)
+        points += yield from self.ask(_tighten(points), max(points).price * NEAR_PRICES)
         spans = np.sort([point.makespan for point in points])
         best = max(points)
         place = int(np.searchsorted(spans, best.makespan))
         low, high = spans[max(place - 1, 0)], spans[min(place + 1, len(spans) - 1)]
-        around = self.ask(np.geomspace(low, high, count + 2)[1:-1], best.price * NEAR_PRICES)
-        points += around + self.ask(self._tighten(around), best.price * NEAR_PRICES)
+        around = yield from self.ask(np.geomspace(low, high, count + 2)[1:-1], best.price * NEAR_PRICES)
+        points += around + (yield from self.ask(_tighten(around), best.price * NEAR_PRICES))
         return sorted(points, reverse=True)
 
-    def _list_ready(self, shortest: float, longest: float) -> FloatArray:
-        """For few devices, all makespans at which one of them is just ready with one of its pairs."""
-        pairs = len(self.fleet.table.steps)
-        if self.fleet.size * pairs > MOST_READY:
-            return np.empty(0)
-        ready = self.fleet.needed_seconds(np.arange(pairs, dtype=np.int16)[:, None]).ravel()
-        return ready[(ready > shortest) & (ready < longest)]
-
-    def _tighten(self, points: list[_Point]) -> FloatArray:
-        """Makespans at which the best responses are just ready at full clocks."""
-        best = sorted(points, reverse=True)[:TIGHTENED]
-        return np.unique([min(point.needed, point.makespan) for point in best])
+    def _find_first_price(self, makespan: float) -> Exchange[float]:
+        """The price that the score sets where energy is free: the least that it can be."""
+        grid = Grid(np.array([makespan]), np.zeros((1, 1)))
+        answer: CurveAnswer
+        (answer,) = yield from ask(CurveQuestion(self.place, grid))
+        return self.weighing.price(float(answer.objective.sum()), float(answer.joules.sum()))
 
 
-def _search_makespan(fleet: ListFleet, energy_cap: float, weighing: Weighing) -> list[_Point]:
+def _tighten(points: list[Point]) -> FloatArray:
+    """Makespans at which the best responses are just ready at full clocks."""
+    best = sorted(points, reverse=True)[:TIGHTENED]
+    return np.unique([min(point.needed, point.makespan) for point in best])
+
+
+def seek_makespan(
+    between: Spans, devices: FloatArray, energy_cap: float, weighing: Weighing
+) -> Exchange[list[Point]]:
+    """Makespans and prices, best scores first; a large fleet is asked by a sample.
+
+    `devices` are those of every cluster.
+    """
+    size = int(devices.sum())
+    stride = max(1, size // SAMPLE)
+    part = int(count_thinned(devices, stride).sum())
+    share = part / size
+    search = _Search(
+        Place(stride=stride), part, energy_cap * share, replace(weighing, joules=weighing.joules * share)
+    )
+    points = yield from search.run(between)
+    return points
+
+
+def _search_makespan(fleet: ListFleet, energy_cap: float, weighing: Weighing) -> list[Point]:
     """Makespans and prices of the best scores; more than one for few devices, see `_find_best`."""
-    shortest = fleet.least_makespan()
-    longest = max(shortest, min(float(fleet.seconds.max()), fleet.longest_makespan()))
-    part = sample(fleet, SAMPLE)
-    share = part.size / fleet.size
-    search = _Search(part, energy_cap * share, replace(weighing, joules=weighing.joules * share))
-    points = search.run(shortest, longest)
+    devices = np.bincount(fleet.cluster, minlength=fleet.clusters).astype(np.float64)
+    seek = seek_makespan(_find_spans(fleet), devices, energy_cap, weighing)
+    points = answer_locally(seek, FleetAnswers(fleet).answer)
     return points[: MOST_TRIED if fleet.size <= FEW else 1]
 
 
-def _first_price(fleet: ListFleet, makespan: float, weighing: Weighing) -> float:
-    """The price that the score sets where energy is free: the least that it can be."""
-    curve = add_curves(make_curve(fleet, Grid(np.array([makespan]), np.zeros((1, 1))))[0])
-    return weighing.price(float(curve.objective[0, 0, 0]), float(curve.joules[0, 0, 0]))
+def _find_spans(fleet: ListFleet) -> Spans:
+    """The makespans to try; for few devices, also all at which one of them is just ready with a pair."""
+    shortest = fleet.least_makespan()
+    longest = max(shortest, min(float(fleet.seconds.max()), fleet.longest_makespan()))
+    pairs = len(fleet.table.steps)
+    if fleet.size * pairs > MOST_READY:
+        return Spans(shortest, longest)
+    ready = fleet.needed_seconds(np.arange(pairs, dtype=np.int16)[:, None]).ravel()
+    return Spans(shortest, longest, ready[(ready > shortest) & (ready < longest)])
 
 
-def _plan_at(fleet: ListFleet, energy_cap: float, weighing: Weighing, point: _Point) -> _Tried:
+def _plan_at(fleet: ListFleet, energy_cap: float, weighing: Weighing, point: Point) -> _Tried:
     """The best plan at a makespan: at the price that the score sets, or within the cap if it binds."""
     fleet = fleet.at(np.array([point.makespan])).keep_rows()
     price = point.price

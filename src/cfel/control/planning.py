@@ -11,6 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray, IndexArray
+from cfel.control.clusters import (
+    Clusters,
+    Decision,
+    MeetAnswer,
+    MeetQuestion,
+    Terms,
+    find_typical,
+    hide_devices,
+    negotiate,
+)
+from cfel.control.exchange import Exchange, answer_locally, ask
 from cfel.control.list_solver import PairTable, list_steps, list_theta, pair_up, solve_on_list
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import (
@@ -38,12 +49,44 @@ class Bounds:
     theta: tuple[PerDevice, PerDevice]
 
 
-def plan_by_scheme(scheme: Scheme, state: State, observation: Observation) -> tuple[RoundPlan, State]:
+def plan_by_scheme(
+    scheme: Scheme, state: State, observation: Observation, *, by_clusters: bool = False
+) -> tuple[RoundPlan, State]:
     """The scheme's plan, for the rounds that the budget allows, and its next state.
 
-    What the scheme does not state is added: the estimates of σ² and G², and the weights of sampled devices.
+    `by_clusters` has the scheme ask clusters instead of looking at devices.
     """
+    if by_clusters:
+        clusters = Clusters(observation)
+        exchange = negotiate_by_scheme(scheme, state, observation)
+        decision, state = answer_locally(exchange, clusters.answer)
+        return complete_plan(clusters.plan(decision), observation), state
     plan, state = scheme.plan(state, limit_to_budget(observation))
+    return complete_plan(plan, observation), state
+
+
+def negotiate_by_scheme(
+    scheme: Scheme, state: State, observation: Observation
+) -> Exchange[tuple[Decision, State]]:
+    """The same by asking clusters: the decision from which each of them plans its devices.
+
+    Of the observation, only what does not depend on devices is used.
+    """
+    if scheme.negotiate is None:
+        raise InputError("this scheme plans with the numbers of all devices, and cannot ask clusters instead")
+    answer: MeetAnswer
+    (answer,) = yield from ask(MeetQuestion())
+    if not answer.devices.any():
+        return Decision(None, None), state
+    known = hide_devices(observation, answer)
+    if known.rounds.stop != "rounds":
+        known = _limit_rounds(known, find_typical(answer))
+    found = yield from scheme.negotiate(state, known)
+    return found
+
+
+def complete_plan(plan: RoundPlan, observation: Observation) -> RoundPlan:
+    """Adds what a scheme does not state: the estimates of σ² and G², and the weights of sampled devices."""
     if math.isnan(plan.sigma2) or math.isnan(plan.g2):
         sigma2, g2 = observation.estimates()
         plan = replace(plan, sigma2=sigma2, g2=g2)
@@ -54,7 +97,7 @@ def plan_by_scheme(scheme: Scheme, state: State, observation: Observation) -> tu
         share = (plan.local_steps or observation.rounds.local_steps) / observation.rounds.local_steps
         whole = share * observation.small_batches.round_down(plan.rho / share)
         plan = replace(plan, rho=np.where(plan.rho > 0, whole, 0.0))
-    return plan, state
+    return plan
 
 
 def plan_round(
@@ -85,6 +128,49 @@ def plan_round(
     return make_plan(problem, solution, present)
 
 
+def negotiate_round(
+    known: Observation, parameters: SchemeParameters, bounds: Bounds, *, within_budget: bool = True
+) -> Exchange[Decision]:
+    """The same by asking clusters; bounds are numbers."""
+    tau, make_table = known.rounds.local_steps, None
+    if parameters.steps == "whole":
+        bounds = _round_bounds(bounds, tau)
+    terms = make_terms(known, parameters, bounds, within_budget=within_budget)
+    if parameters.steps == "whole" and terms.rho[0] < terms.rho[1]:
+        table = _list_whole_steps(terms, tau)
+
+        def make_table(_devices: FloatArray) -> PairTable:
+            return table
+
+    decision, _ = yield from negotiate(terms, make_table)
+    return decision
+
+
+def make_terms(
+    known: Observation,
+    parameters: SchemeParameters,
+    bounds: Bounds,
+    *,
+    within_budget: bool = True,
+    local_steps: int | None = None,
+) -> Terms:
+    """What clusters plan under; arguments as for `build_problem`, with numbers as bounds."""
+    sigma2, g2 = known.estimates()
+    seconds, joules = _find_caps(known, within_budget=within_budget)
+    bounds = _raise_bounds(known, bounds, local_steps)
+    return Terms(
+        sigma2=sigma2,
+        g2=g2,
+        rho=(float(bounds.rho[0]), float(bounds.rho[1])),
+        theta=(float(bounds.theta[0]), float(bounds.theta[1])),
+        seconds=seconds,
+        joules=joules,
+        within_budget=within_budget,
+        noise_weight=parameters.noise_weight,
+        on_unreachable=parameters.on_unreachable,
+    )
+
+
 def _round_bounds(bounds: Bounds, tau: int) -> Bounds:
     """The same bounds with ρ in whole steps: at least what the lower bound asks for, and one step."""
     low = np.maximum(1.0, np.ceil(np.multiply(bounds.rho[0], tau) - 1e-9))
@@ -97,13 +183,23 @@ def _solve_in_whole_steps(problem: RoundProblem) -> Solution:
     limits = (problem.rho_min, problem.rho_max, problem.theta_min, problem.theta_max)
     if any(np.ptp(bound) > 0 for bound in limits):
         raise InputError('scheme.steps = "whole": needs the same bounds of ρ and θ for all devices')
-    rho_min, rho_max, theta_min, theta_max = (float(bound[0]) for bound in limits)
-    steps = list_steps(rho_min, problem.tau)
-    shares = list_theta(theta_min, theta_max)
-    count, share = pair_up(steps[steps <= rho_max * problem.tau + 1e-9], shares)
-    rho, theta = count / problem.tau, shares[share]
-    noise = problem.noise_weight * (2.0 - theta) * rho * (problem.sigma2 + problem.g2)
-    return solve_on_list(problem, PairTable(count, theta, noise + 3.0 * (1.0 - rho) ** 2 * problem.g2))
+    rho, theta = ((float(low[0]), float(high[0])) for low, high in (limits[:2], limits[2:]))
+    terms = Terms(
+        problem.sigma2,
+        problem.g2,
+        *(rho, theta, problem.time_cap, problem.energy_cap),
+        noise_weight=problem.noise_weight,
+    )
+    return solve_on_list(problem, _list_whole_steps(terms, problem.tau))
+
+
+def _list_whole_steps(terms: Terms, tau: int) -> PairTable:
+    """P2's pairs (k, θ), at full clocks."""
+    steps, shares = list_steps(terms.rho[0], tau), list_theta(*terms.theta)
+    count, share = pair_up(steps[steps <= terms.rho[1] * tau + 1e-9], shares)
+    rho, theta = count / tau, shares[share]
+    noise = terms.noise_weight * (2.0 - theta) * rho * (terms.sigma2 + terms.g2)
+    return PairTable(count, theta, noise + 3.0 * (1.0 - rho) ** 2 * terms.g2)
 
 
 def make_plan(
@@ -149,14 +245,8 @@ def build_problem(
     """
     conditions = observation.conditions
     sigma2, g2 = observation.estimates()
-    seconds, joules = np.full(observation.clusters, observation.deadline_seconds), np.inf
-    if within_budget:
-        seconds, joules = observation.caps()
-    if observation.small_batches is not None:
-        steps = observation.rounds.local_steps
-        least = observation.small_batches.least * (local_steps or steps) / steps
-        low, high = (np.maximum(bound, least) for bound in bounds.rho)
-        bounds = Bounds(rho=(low, high), theta=bounds.theta)
+    seconds, joules = _find_caps(observation, within_budget=within_budget)
+    bounds = _raise_bounds(observation, bounds, local_steps)
     present = _find_punctual(observation, bounds)
     return RoundProblem(
         tau=observation.rounds.local_steps,
@@ -182,6 +272,23 @@ def build_problem(
         clock_static=conditions.clock_static[present],
         clock_exponent=conditions.clock_exponent[present],
     )
+
+
+def _find_caps(observation: Observation, *, within_budget: bool) -> tuple[FloatArray, float]:
+    """Seconds per cluster and joules of all; without budgets only the deadline counts."""
+    if within_budget:
+        return observation.caps()
+    return np.full(observation.clusters, observation.deadline_seconds), np.inf
+
+
+def _raise_bounds(observation: Observation, bounds: Bounds, local_steps: int | None) -> Bounds:
+    """The bounds with ρ at least what the smallest batch costs."""
+    if observation.small_batches is None:
+        return bounds
+    steps = observation.rounds.local_steps
+    least = observation.small_batches.least * (local_steps or steps) / steps
+    low, high = (np.maximum(bound, least) for bound in bounds.rho)
+    return Bounds(rho=(low, high), theta=bounds.theta)
 
 
 def _find_punctual(observation: Observation, bounds: Bounds) -> BoolArray:
@@ -316,24 +423,28 @@ Chosen by hand for that reason; no measurement of other shares is recorded.
 
 def limit_to_budget(observation: Observation) -> Observation:
     """The observation with the rounds that the budget allows; unchanged if all rounds are to be run."""
-    rounds = observation.rounds
-    if rounds.stop == "rounds" or not observation.conditions.available.any():
+    if observation.rounds.stop == "rounds" or not observation.conditions.available.any():
         return observation
-    left = rounds.global_rounds - observation.global_round
-    allowed = _count_rounds(observation)
-    if allowed >= left:
+    return _limit_rounds(observation, _typical_work(observation))
+
+
+def _limit_rounds(observation: Observation, work: tuple[float, float]) -> Observation:
+    """The same, given seconds of a typical device's full work, and joules of as many as there are."""
+    rounds = observation.rounds
+    allowed = _count_rounds(observation, work)
+    if allowed >= rounds.global_rounds - observation.global_round:
         return observation
     # This round is under way, so it counts even if the budget does not cover it.
     last = observation.global_round + max(1, int(allowed))
     return replace(observation, rounds=replace(rounds, global_rounds=last))
 
 
-def _count_rounds(observation: Observation) -> float:
+def _count_rounds(observation: Observation, work: tuple[float, float]) -> float:
     """How often the budget left covers this global round, its rest at the least share of full work."""
     budget, ledger = observation.budget, observation.ledger
     edge_rounds_left = observation.rounds.edge_rounds - observation.edge_round
     share = (LEAST_SHARE if observation.small_batches is None else SMALL_BATCH_SHARE) * edge_rounds_left
-    work_seconds, work_joules = _typical_work(observation)
+    work_seconds, work_joules = work
     elapsed = np.asarray(ledger.elapsed_seconds)
     seconds = float((elapsed + share * work_seconds + observation.gossip_seconds_left).max())
     joules = ledger.elapsed_joules + share * work_joules

@@ -329,31 +329,33 @@ def _relax_time_caps(problem: RoundProblem, least: FloatArray) -> tuple[FloatArr
         return np.maximum(asked, least), problem.time_cap, []
     makespan = np.full(problem.clusters, -np.inf)
     np.maximum.at(makespan, problem.cluster[late], least[late])
+    late_devices = np.bincount(problem.cluster[late], minlength=problem.clusters)
+    words = describe_late(problem.on_unreachable, problem.time_cap, makespan, late_devices)
     if problem.on_unreachable == "stretch":
         cap = np.maximum(problem.time_cap, makespan)
-        return np.maximum(cap[problem.cluster], least), cap, _describe_stretching(problem, makespan)
-    return np.maximum(asked, least), problem.time_cap, _describe_minimum(problem, late, makespan)
+        return np.maximum(cap[problem.cluster], least), cap, words
+    return np.maximum(asked, least), problem.time_cap, words
 
 
-def _describe_stretching(problem: RoundProblem, makespan: FloatArray) -> list[str]:
-    clusters = np.flatnonzero(np.isfinite(makespan))
-    words = [
-        f"cluster {i}: time cap {problem.time_cap[i]:.6g} s is out of reach, stretched to the least makespan "
-        f"{makespan[i]:.6g} s"
-        for i in clusters[:MOST_SENTENCES]
-    ]
-    return _shorten(words, len(clusters), "clusters")
+def describe_late(
+    on_unreachable: Unreachable, time_cap: FloatArray, makespan: FloatArray, late: IndexArray
+) -> list[str]:
+    """A sentence for each cluster with devices that cannot meet its time cap.
 
+    `makespan` are the seconds of the slowest of them, `late` is how many there are, both per cluster.
+    """
+    clusters = np.flatnonzero(late)
 
-def _describe_minimum(problem: RoundProblem, late: np.ndarray, makespan: FloatArray) -> list[str]:
-    counts = np.bincount(problem.cluster[late], minlength=problem.clusters)
-    clusters = np.flatnonzero(counts)
-    words = [
-        f"cluster {i}: {counts[i]} of its devices cannot meet the time cap {problem.time_cap[i]:.6g} s and "
-        f"drop to their lower bounds (slowest: {makespan[i]:.6g} s)"
-        for i in clusters[:MOST_SENTENCES]
-    ]
-    return _shorten(words, len(clusters), "clusters")
+    def describe(i: int) -> str:
+        if on_unreachable == "stretch":
+            asked = f"time cap {time_cap[i]:.6g} s is out of reach"
+            return f"cluster {i}: {asked}, stretched to the least makespan {makespan[i]:.6g} s"
+        return (
+            f"cluster {i}: {late[i]} of its devices cannot meet the time cap {time_cap[i]:.6g} s and "
+            f"drop to their lower bounds (slowest: {makespan[i]:.6g} s)"
+        )
+
+    return _shorten([describe(i) for i in clusters[:MOST_SENTENCES]], len(clusters), "clusters")
 
 
 def _describe_batteries(problem: RoundProblem, battery: FloatArray, least: FloatArray) -> list[str]:

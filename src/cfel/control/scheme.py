@@ -11,7 +11,7 @@ checkpoint. Schemes live in `schemes/`; this module does not know them.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -24,6 +24,10 @@ from cfel.cost import Ledger
 from cfel.errors import InputError, unknown_name
 from cfel.system.batch_shares import BatchShares
 from cfel.system.conditions import Conditions
+
+if TYPE_CHECKING:
+    from cfel.control.clusters import Decision
+    from cfel.control.exchange import Exchange
 
 Options = TypeVar("Options")
 
@@ -347,6 +351,9 @@ class Scheme:
         deadline_seconds: how long edge servers wait for the uploads of an edge round.
         keeps_budgets: whether its plans keep to the caps; a run that ends at its budget then does not begin a
             round that the budget does not cover.
+        negotiate: plans by asking clusters, for fleets whose devices nobody sees all of; None for a scheme
+            that needs to see them. Gets its state and an observation without devices (`clusters`), and
+            returns the decision and its next state.
     """
 
     init: Callable[[], State]
@@ -357,6 +364,7 @@ class Scheme:
     chooses_theta: bool = False
     deadline_seconds: float = math.inf
     keeps_budgets: bool = False
+    negotiate: "Callable[[State, Observation], Exchange[tuple[Decision, State]]] | None" = None
 
 
 SchemeBuilder = Callable[[SchemeParameters], Scheme]

@@ -10,7 +10,7 @@ interval of ρ. Along a segment the cost is a convex quadratic in ρ with a clos
 answer for one device is the best of at most four numbers, and for a fleet it is a few array operations.
 
 Objectives are divided by A = σ² + G², which keeps all numbers near 1. The energy cap that couples the devices
-is not here; `curves.search_price` finds the price at which they keep to it.
+is not here; `prices.search_price` finds the price at which they keep to it.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -165,12 +165,16 @@ class DeviceTerms:
     theta_max: FloatArray
 
     @classmethod
-    def from_problem(cls, problem: RoundProblem, limits: Limits) -> "DeviceTerms":
-        """Collects the terms of every device of a problem."""
+    def from_problem(cls, problem: RoundProblem, limits: Limits, room: float | None = None) -> "DeviceTerms":
+        """Collects the terms of every device of a problem.
+
+        `room` are the joules that all devices together leave at the lower bounds; None if the problem has
+        all devices.
+        """
         least = problem.joules(problem.rho_min, problem.theta_min)
         # No device can use more than the energy cap less what the others need at least. With few devices
         # this sharpens the lower bound, so it is treated like a battery.
-        joules = limits.joules - float(least.sum()) + least
+        joules = (limits.joules - float(least.sum()) if room is None else room) + least
         if limits.battery is not None:
             joules = np.minimum(joules, limits.battery)
         return cls(
@@ -330,10 +334,17 @@ class PricedFleet:
 
     @classmethod
     def from_problem(
-        cls, problem: RoundProblem, limits: Limits, theta: FloatArray | None = None
+        cls,
+        problem: RoundProblem,
+        limits: Limits,
+        theta: FloatArray | None = None,
+        room: float | None = None,
     ) -> "PricedFleet":
-        """Builds the fleet of a round under limits it can meet, with θ as given or within its bounds."""
-        terms = DeviceTerms.from_problem(problem, limits)
+        """Builds the fleet of a round under limits it can meet, with θ as given or within its bounds.
+
+        `room` as for `DeviceTerms.from_problem`.
+        """
+        terms = DeviceTerms.from_problem(problem, limits, room)
         if theta is not None:
             terms = replace(terms, theta_min=theta, theta_max=theta)
         scale = problem.sigma2 + problem.g2
@@ -409,6 +420,15 @@ class PricedFleet:
             values.reshape(joules.shape) for values in (found.choice, found.rho, found.joules, found.cost)
         )
         return Response(choice, rho, spent, np.where(fits, cost, np.inf))
+
+    def prepare(self) -> "PricedFleet":
+        """The same fleet: segments are kept already where that pays off."""
+        return self
+
+    def find_ready(self, response: Response, shape: tuple[int, int]) -> FloatArray:
+        """Nothing: all devices take as long as they may."""
+        del response
+        return np.zeros((*shape, self.clusters))
 
     def _segments(self, block: slice) -> DeviceSegments:
         if self.kept is None:

@@ -50,6 +50,7 @@ class Setting:
         schedule_by: whether schedules of learning rates count "rounds", or what is used of the "budget".
         find_rate: the share of the learning rates that is left when a share of the run is over.
         metrics: what the task measures, first the metric that a target is about.
+        is_large: whether there are so many devices that nobody should have to see all of them.
     """
 
     seed: int
@@ -72,6 +73,12 @@ class Setting:
     schedule_by: str = "rounds"
     find_rate: Callable[[float], float] = keep_rate
     metrics: tuple[Metric, ...] = (ACCURACY,)
+    is_large: bool = False
+
+    @property
+    def by_clusters(self) -> bool:
+        """Whether rounds are planned and counted cluster by cluster (`control.clusters`)."""
+        return self.is_large and self.scheme.negotiate is not None
 
     @property
     def upload_bits(self) -> float:

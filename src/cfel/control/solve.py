@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cfel.arrays import FloatArray
-from cfel.control.curves import search_price
 from cfel.control.joint import interpolate_rho, solve_joint
 from cfel.control.problem import Limits, RoundProblem, find_feasible_limits
 from cfel.control.segments import DeviceTerms, PricedFleet
@@ -177,8 +176,7 @@ def solve_rho(problem: RoundProblem, limits: Limits, theta: FloatArray) -> Float
     search of the joint solver does that if every device has the one segment "θ as given". That problem is
     convex, so the two responses it returns may be mixed to use the energy exactly.
     """
-    bracket = search_price(PricedFleet.from_problem(problem, limits, theta), limits.joules)
-    return interpolate_rho(bracket, limits.joules)
+    return interpolate_rho(PricedFleet.from_problem(problem, limits, theta), limits.joules)
 
 
 def _largest_theta(terms: DeviceTerms, rho: FloatArray) -> FloatArray:

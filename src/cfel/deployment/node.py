@@ -171,9 +171,19 @@ async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str
     try:
         edges = list(node.peers())
         answers = await asyncio.gather(*(ask(edge) for edge in edges))
-        return {edge.number: answer for edge, answer in zip(edges, answers, strict=True)}
+        return _leave_out(dict(zip((edge.number for edge in edges), answers, strict=True)))
     finally:
         await client.close()
+
+
+def _leave_out(answers: dict[int, Status | str]) -> dict[int, Status | str]:
+    """The answers without edge servers that have left the fleet, as those that know the newest round say."""
+    known = [each for each in answers.values() if isinstance(each, Status) and each.clusters]
+    newest = max(known, key=lambda each: each.round, default=None)
+    if newest is None:
+        return answers
+    members = {each.cluster for each in newest.clusters}
+    return {i: each for i, each in answers.items() if i in members or isinstance(each, Status)}
 
 
 async def ask_for_change(node: Node, change: FleetChange, seconds: float) -> int:

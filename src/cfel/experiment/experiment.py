@@ -20,6 +20,7 @@ import tomli_w
 from cfel import validation
 from cfel.arrays import IntArray
 from cfel.control import Budget, Rounds, Scheme, SchemeParameters, Setting, build_scheme
+from cfel.control.clusters import MOST_TOGETHER
 from cfel.control.setting import choose_links, weight_backhaul
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
@@ -295,6 +296,8 @@ class Experiment:
             # A share θ of a full upload may be more than all entries with the bits that devices choose.
             uploads="wire" if isinstance(parts.compress, TopKInBits) else self.simulation.uploads,
             upload_share=find_upload_share(parts.compress, parameters),
+            # By the file, so that a fleet that grows is planned in one way throughout.
+            is_large=self.fleet.devices > MOST_TOGETHER,
         )
 
     def find_rate(self, used: float) -> float:
@@ -351,18 +354,23 @@ class Experiment:
         flat: FlatModule,
         parts: BuiltParts,
         data: Sequence[DeviceData],
+        budget: Budget | None = None,
     ) -> World:
         """The world with the members of every round, made of parts that do not change with them.
 
-        `undivided` is the data before they were divided among devices; `data` what each device holds.
+        `undivided` is the data before they were divided among devices; `data` what each device holds;
+        `budget` that of the first round, if it is known: a share of CEF's costs takes long to compute.
         """
         start = parts.edge_rules.add_memory(flat.read())
-        eras = self._build_eras(parts, flat.shared, task, [each.samples for each in data])
+        first, eras = self._build_eras(parts, flat.shared, task, [each.samples for each in data], budget)
 
         def change(changes: Sequence[FleetChange]) -> World:
             after = replace(self, fleet=replace(self.fleet, changes=tuple(changes)))
             grown = [*data, *after.draw_shares(undivided, len(data))]
-            return after._assemble(task, undivided, flat, parts, grown)
+            before, now = (
+                [each for each in some if each.round == 1] for some in (self.fleet.changes, changes)
+            )
+            return after._assemble(task, undivided, flat, parts, grown, first if before == now else None)
 
         return World(
             setting=eras[0].setting,
@@ -383,14 +391,18 @@ class Experiment:
         )
 
     def _build_eras(
-        self, parts: BuiltParts, shared: SharedPart, task: Task, samples: Sequence[int]
-    ) -> tuple[Era, ...]:
+        self,
+        parts: BuiltParts,
+        shared: SharedPart,
+        task: Task,
+        samples: Sequence[int],
+        budget: Budget | None,
+    ) -> tuple[Budget, tuple[Era, ...]]:
         """The setting of every membership; the budget is that of the first, with what was added later."""
         eras: list[Era] = []
-        budget = Budget()
         for first_round, membership in self.fleet.list_memberships():
             setting = self._build_setting(parts, shared, samples, membership, weighs=True)
-            if not eras:
+            if budget is None:
                 budget = self._compute_budget(setting)
             setting = replace(
                 setting,
@@ -401,7 +413,7 @@ class Experiment:
                 metrics=task.described_metrics,
             )
             eras.append(Era(first_round, setting, membership))
-        return tuple(eras)
+        return budget or Budget(), tuple(eras)
 
     def _split(self, task: Task) -> tuple[DataSet, list[DeviceData]]:
         """The data to train and test on, and what each device that ever takes part holds of it."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cfel.arrays import BoolArray, FloatArray
+from cfel.arrays import BoolArray, FloatArray, IndexArray
 from cfel.control.scheme import LEAST_GRADIENT_SHARE
 from cfel.control.setting import Setting
 from cfel.learning.local.estimates import Estimates
@@ -77,9 +77,56 @@ def combine_estimates(
 def view_estimates(
     setting: Setting, control: ControlState, known: Sequence[Estimates | None], present: BoolArray
 ) -> FleetEstimates:
-    """What the scheme sees of the estimates; arguments as for `combine_estimates`."""
+    """What the scheme sees of the estimates; arguments as for `combine_estimates`.
+
+    Where a fleet is planned by clusters, a device is compared with those of its own cluster.
+    """
+    if setting.by_clusters:
+        return _combine_by_cluster(setting, control, known, present)
     small = setting.small_batches is not None
     return combine_estimates(known, present, small_batches=small, influence=control.habits)
+
+
+def _combine_by_cluster(
+    setting: Setting, control: ControlState, known: Sequence[Estimates | None], present: BoolArray
+) -> FleetEstimates:
+    """Estimates of clusters that have any; NaN in the others."""
+    small, habits = setting.small_batches is not None, control.habits
+    both = np.full((2, len(known)), np.nan)
+    for members in _list_clusters(setting, known):
+        own = [known[n] for n in members.tolist()]
+        influence = None if habits is None else habits[members]
+        found = combine_estimates(own, present[members], small_batches=small, influence=influence)
+        both[:, members] = found.sigma2, found.g2
+    return FleetEstimates(both[0], both[1], mean_kept_energy(*add_kept_energy(setting, known)))
+
+
+def _list_clusters(setting: Setting, known: Sequence[Estimates | None]) -> list[IndexArray]:
+    """The devices of every cluster in which at least one has estimates."""
+    cluster = setting.fleet.cluster
+    estimated = np.array([each is not None for each in known], dtype=bool)
+    order = np.argsort(cluster, kind="stable")
+    names, start = np.unique(cluster[order], return_index=True)
+    wanted = np.isin(names, cluster[estimated])
+    groups = np.split(order, start[1:])
+    return [group for group, is_wanted in zip(groups, wanted.tolist(), strict=True) if is_wanted]
+
+
+def add_kept_energy(setting: Setting, known: Sequence[Estimates | None]) -> tuple[FloatArray, FloatArray]:
+    """Sums of the energy that the largest entries keep, entries × clusters, and how many devices say so."""
+    named = [(n, each.kept_energy) for n, each in enumerate(known) if each is not None and each.kept_energy]
+    clusters = setting.fleet.clusters
+    if not named:
+        return np.zeros((0, clusters)), np.zeros(clusters)
+    cluster = setting.fleet.cluster[[n for n, _ in named]]
+    columns = np.array([kept for _, kept in named]).T
+    sums = np.array([np.bincount(cluster, column, clusters) for column in columns], dtype=np.float64)
+    return sums, np.bincount(cluster, minlength=clusters).astype(np.float64)
+
+
+def mean_kept_energy(sums: FloatArray, devices: FloatArray) -> FloatArray | None:
+    """The mean over all devices that say so; None without any."""
+    return np.asarray(sums.sum(axis=-1) / devices.sum()) if devices.any() else None
 
 
 def note_influence(
@@ -87,7 +134,14 @@ def note_influence(
 ) -> ControlState:
     """The control after a plan with these estimates."""
     small = setting.small_batches is not None
-    return replace(control, habits=update_influence(control.habits, known, present, small_batches=small))
+    if not setting.by_clusters:
+        return replace(control, habits=update_influence(control.habits, known, present, small_batches=small))
+    habits = np.zeros(len(known)) if control.habits is None else control.habits.copy()
+    for members in _list_clusters(setting, known):
+        own = [known[n] for n in members.tolist()]
+        found = update_influence(habits[members], own, present[members], small_batches=small)
+        habits[members] = habits[members] if found is None else found
+    return replace(control, habits=habits)
 
 
 def update_influence(

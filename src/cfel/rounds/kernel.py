@@ -169,7 +169,7 @@ def plan_edge_round(
     setting: Setting, control: ControlState, observation: Observation
 ) -> tuple[RoundPlan, ControlState]:
     """The scheme's plan, and the control with its next state."""
-    plan, state = plan_by_scheme(setting.scheme, control.scheme, observation)
+    plan, state = plan_by_scheme(setting.scheme, control.scheme, observation, by_clusters=setting.by_clusters)
     return plan, replace(control, scheme=state)
 
 
@@ -208,6 +208,12 @@ def compute_outcome(
     seconds, joules = _realise(setting, now, plan, steps, wire_bits)
     realised = (np.minimum(seconds, setting.scheme.deadline_seconds), joules)
     seconds, joules = expected if setting.accounting == "expected" else realised
+
+    def count(seconds: FloatArray, joules: FloatArray) -> EdgeRoundCost:
+        return edge_round_cost(
+            seconds, joules, fleet.cluster, fleet.clusters, present, by_cluster=setting.by_clusters
+        )
+
     return EdgeRoundOutcome(
         conditions=conditions,
         plan=plan,
@@ -215,8 +221,8 @@ def compute_outcome(
         wire_bits=wire_bits,
         seconds=np.where(present, seconds, 0.0),
         joules=np.where(present, joules, 0.0),
-        expected=edge_round_cost(*expected, fleet.cluster, fleet.clusters, present),
-        realised=edge_round_cost(*realised, fleet.cluster, fleet.clusters, present),
+        expected=count(*expected),
+        realised=count(*realised),
         losses=losses,
     )
 

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from cfel.arrays import FloatArray
+from cfel.control.clusters import Decision
 from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
-from cfel.cost import NO_DEVICE, global_round_cost
+from cfel.cost import NO_DEVICE
 from cfel.learning.evaluate import Evaluation, choose_test_samples, measure_devices, summarise_devices
 from cfel.losses import RoundLoss
 from cfel.metric import Metric
 from cfel.rounds.kernel import ControlState, EdgeRoundOutcome, is_over
+from cfel.rounds.totals import RoundTotals
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.world import World
 
@@ -61,7 +63,7 @@ class RoundScores:
 def make_record(
     world: World,
     control: ControlState,
-    edge_rounds: Sequence[EdgeRoundOutcome],
+    totals: RoundTotals,
     scores: RoundScores,
     *,
     model_sha256: str,
@@ -77,13 +79,6 @@ def make_record(
     """
     setting, ahead = (world.at(control.rounds_done - 1 + later).setting for later in (0, 1))
     ledger = control.ledger(setting)
-    # Plans make devices finish together, up to rounding; who was waited for shows in the steps really taken.
-    total = global_round_cost(
-        [each.realised for each in edge_rounds],
-        setting.exchange_seconds,
-        every_edge_round=setting.scheme.gossip.every_edge_round,
-    )
-    step_losses = [loss for each in edge_rounds for loss in each.losses.values()]
     record = RoundRecord(
         round=control.rounds_done,
         seconds=ledger.seconds,
@@ -93,29 +88,28 @@ def make_record(
         seconds_realised=control.realised.seconds,
         joules_realised=control.realised.joules,
         accuracy=scores.accuracy,
-        loss=math.fsum(step_losses) / len(step_losses) if step_losses else None,
+        loss=totals.loss,
         wall_seconds=wall_seconds,
         model_sha256=model_sha256,
-        straggler=None if total.straggler == NO_DEVICE else total.straggler,
-        slowest_cluster=total.slowest_cluster,
+        straggler=None if totals.cost.straggler == NO_DEVICE else totals.cost.straggler,
+        slowest_cluster=totals.cost.slowest_cluster,
         ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
         changes=world.changes_after(control.rounds_done),
         losses=tuple(losses),
-        **_describe_plans(edge_rounds),
-        **_count_work(setting, edge_rounds, control.rounds_done - 1),
+        **_describe_plans(totals),
+        **_count_work(setting, totals, control.rounds_done - 1),
     )
     over = is_over(ahead.rounds, ahead.budget, setting.metrics[0], record)
     return scores.add_to(record, setting.metrics[0], per_device=world.evaluation.measures_devices(over=over))
 
 
-def _describe_plans(edge_rounds: Sequence[EdgeRoundOutcome]) -> dict[str, Any]:
+def _describe_plans(totals: RoundTotals) -> dict[str, Any]:
     """Fields of a record that the round's plans give."""
-    plans = [each.plan for each in edge_rounds]
-    present = [each.conditions.available for each in edge_rounds]
+    plans = totals.plans
     return {
-        "rho_mean": _mean([plan.rho[who] for plan, who in zip(plans, present, strict=True)]),
-        "theta_mean": _mean([plan.theta[who] for plan, who in zip(plans, present, strict=True)]),
+        "rho_mean": totals.rho_mean,
+        "theta_mean": totals.theta_mean,
         # Those of the last edge round: the next plan starts from them.
         "sigma2": plans[-1].sigma2,
         "g2": plans[-1].g2,
@@ -123,27 +117,22 @@ def _describe_plans(edge_rounds: Sequence[EdgeRoundOutcome]) -> dict[str, Any]:
         "feasible": all(plan.feasible for plan in plans),
         # Each sentence once, however many edge rounds report it.
         "violations": tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
-        "devices_taking_part": int(np.logical_or.reduce(present).sum()),
+        "devices_taking_part": totals.took_part,
     }
 
 
-def _count_work(
-    setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome], global_round: int
-) -> dict[str, Any]:
+def _count_work(setting: Setting, totals: RoundTotals, global_round: int) -> dict[str, Any]:
     """Fields of a record that count steps and bytes of a global round (from 0)."""
-    uploads = sum(float(each.wire_bits.sum()) for each in edge_rounds) / 8
-    backhaul = setting.count_backhaul_bits(global_round) / 8
-    downloads = sum(int(each.conditions.available.sum()) for each in edge_rounds)
-    planned = _sum_present(edge_rounds, lambda plan: plan.theta)
+    uploads, backhaul = totals.wire_bits / 8, setting.count_backhaul_bits(global_round) / 8
     return {
         "wire_bytes": math.ceil(uploads + backhaul),
-        "steps_planned": setting.rounds.local_steps * _sum_present(edge_rounds, setting.share_steps),
-        "steps_taken": int(sum(each.steps.sum() for each in edge_rounds)),
-        "upload_bytes_planned": math.ceil(setting.upload_bits / 8 * planned),
+        "steps_planned": setting.rounds.local_steps * totals.share,
+        "steps_taken": totals.steps,
+        "upload_bytes_planned": math.ceil(setting.upload_bits / 8 * totals.theta),
         "upload_bytes": math.ceil(uploads),
         "backhaul_bytes": math.ceil(backhaul),
         "backhaul_joules": setting.compute_backhaul_joules(global_round),
-        "download_bytes": math.ceil(downloads * setting.full_model_bits / 8),
+        "download_bytes": math.ceil(totals.orders * setting.full_model_bits / 8),
     }
 
 
@@ -177,20 +166,10 @@ def _list_clocks(outcome: EdgeRoundOutcome) -> np.ndarray:
     return np.ones_like(outcome.plan.rho) if clock is None else clock
 
 
-def _mean(parts: list[np.ndarray]) -> float:
-    joined = np.concatenate(parts)
-    return float(joined.mean()) if len(joined) else 0.0
-
-
-def _find_gap(plans: Sequence[RoundPlan]) -> float | None:
+def _find_gap(plans: Sequence[RoundPlan | Decision]) -> float | None:
     """The worst of the edge rounds: a record must not claim more than each of its plans can prove."""
     gaps = [plan.gap for plan in plans]
     return None if any(map(math.isnan, gaps)) else max(gaps)
-
-
-def _sum_present(edge_rounds: Sequence[EdgeRoundOutcome], values: Callable[[RoundPlan], FloatArray]) -> float:
-    """The sum of a plan's column over the devices that took part, in all edge rounds."""
-    return math.fsum(float(values(each.plan)[each.conditions.available].sum()) for each in edge_rounds)
 
 
 def measure_each(world: World, devices: Sequence[int], values: Sequence[FloatArray]) -> FloatArray:

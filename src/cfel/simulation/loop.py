@@ -58,6 +58,7 @@ from cfel.rounds.records import (
     take_means,
 )
 from cfel.rounds.run_directory import RunRequest, open_run
+from cfel.rounds.totals import add_up
 from cfel.runlog import RoundRecord, RunDirectory, RunWriter, holds_run
 from cfel.simulation.buffered import find_busy, run_buffered, work_during_gossip
 from cfel.simulation.executors import ClusterExecutor, ClusterJob, EdgeUpdate, Executor, Job, JobResult
@@ -223,7 +224,7 @@ def simulate(
         record = make_record(
             world,
             control,
-            edge_rounds,
+            add_up(setting, edge_rounds),
             evaluate_round(world, executor, state, ends_at_budget=last),
             model_sha256=join_digests(digests[i] for i in setting.fleet.list_edges()),
             wall_seconds=now() - begin,

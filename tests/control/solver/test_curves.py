@@ -15,12 +15,13 @@ from cfel.control.curves import (
     add_curves,
     divide,
     make_curve,
-    search_price,
+    respond_at,
     settle,
     share_energy,
     undo,
 )
 from cfel.control.list_solver import ListFleet
+from cfel.control.prices import search_price
 from cfel.control.problem import RoundProblem, find_feasible_limits
 from cfel.control.segments import PricedFleet
 from cfel.errors import InputError
@@ -64,10 +65,11 @@ def test_a_cluster_alone_settles_as_among_others(build: Build) -> None:
     fleet, cap = build(problem), problem.energy_cap
     bracket = search_price(fleet, cap)
     decision = share_energy(bracket, cap)
-    plan = settle(fleet, decision, bracket.over.response, bracket.under.response)
+    ends = [respond_at(fleet, end.point.price) for end in (bracket.over, bracket.under)]
+    plan = settle(fleet, decision, *ends)
     for cluster in range(fleet.clusters):
         members = np.flatnonzero(fleet.cluster == cluster)
-        over, under = (end.response.pick(members) for end in (bracket.over, bracket.under))
+        over, under = (end.pick(members) for end in ends)
         alone = settle(fleet.take(members), decision, over, under)
         assert np.array_equal(alone.rho, plan.rho[members])
         assert np.array_equal(alone.joules, plan.joules[members])

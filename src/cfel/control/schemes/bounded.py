@@ -12,7 +12,9 @@ import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray
-from cfel.control.planning import Bounds, plan_round
+from cfel.control.clusters import Decision
+from cfel.control.exchange import Exchange
+from cfel.control.planning import Bounds, negotiate_round, plan_round
 from cfel.control.scheme import (
     Gossip,
     Observation,
@@ -20,6 +22,7 @@ from cfel.control.scheme import (
     Scheme,
     SchemeBuilder,
     SchemeParameters,
+    State,
     read_options,
     stateless,
 )
@@ -56,9 +59,16 @@ class BoundedScheme:
                 bounds = Bounds((pinned, pinned), theta)
             return plan_round(observation, parameters, bounds, within_budget=self.within_budget)
 
+        def negotiate(state: State, known: Observation) -> Exchange[tuple[Decision, State]]:
+            bounds = Bounds(rho, theta)
+            decision = yield from negotiate_round(known, parameters, bounds, within_budget=self.within_budget)
+            return decision, state
+
         gossip = self.gossip if isinstance(self.gossip, Gossip) else self.gossip(parameters)
         made = stateless(plan, gossip, chooses_theta=theta[0] < 1)
-        return replace(made, keeps_budgets=self.within_budget)
+        # Algorithm 3, and a ρ that follows the fastest device, look at all devices.
+        asks = self.pin_rho is None and parameters.solver == "joint"
+        return replace(made, keeps_budgets=self.within_budget, negotiate=negotiate if asks else None)
 
 
 def _follow_clock(parameters: SchemeParameters, observation: Observation) -> FloatArray:

@@ -17,14 +17,23 @@ fewer steps instead.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from cfel import validation
 from cfel.arrays import FloatArray, IndexArray
+from cfel.control.clusters import Decision, MakeTable, RankAnswer, RankQuestion, Terms, negotiate
+from cfel.control.exchange import Exchange, ask, ask_together
 from cfel.control.list_solver import PairTable, Weighing, list_steps, list_theta, pair_up, solve_on_list
-from cfel.control.planning import Bounds, build_problem, compute_costs, estimate_contraction, make_plan
+from cfel.control.planning import (
+    Bounds,
+    build_problem,
+    compute_costs,
+    estimate_contraction,
+    make_plan,
+    make_terms,
+)
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import (
     DeviceOverrides,
@@ -40,6 +49,8 @@ from cfel.control.scheme import (
 from cfel.cost import device_joules, device_seconds
 from cfel.errors import InputError
 from cfel.system.batch_shares import BatchShares
+
+Made = TypeVar("Made", RoundPlan, Decision)
 
 SWITCHES = ("progress", "curve", "error_feedback", "efficiency", "frequency", "dense_gossip")
 # The three constants of progress were fitted on held-out samples of seed 10, on both data sets together, by
@@ -70,6 +81,8 @@ So waiting for them takes at most about as long as all the rounds between.
 
 # Of more steps than this, only some counts are tried.
 MOST_COUNTS = 6
+# Seconds at which clusters count their devices.
+RANKS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +135,10 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Choice:
-    """One plan, and what it takes and brings."""
+class _Choice(Generic[Made]):
+    """One plan, or the decision behind it, and what it takes and brings."""
 
-    plan: RoundPlan
+    plan: Made
     score: float
     seconds: float
     joules: float
@@ -164,9 +177,24 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         best = max(tried, key=lambda each: each.score)
         return best.plan, {**state, **_remember(best, observation)}
 
+    def plan_with_clusters(state: State, known: Observation) -> Exchange[tuple[Decision, State]]:
+        state = _measure_noise(state, known)
+        planner = _Planner(options, parameters, known, theta, _find_weighing(options, known, state))
+        shares = known.small_batches
+        if shares is None:
+            only = yield from planner.negotiate_steps()
+            return only, state
+        noise = known.rate * _compare_to_gradient(state["sigma2"], state["g2"])
+        tried = yield from ask_together(
+            [planner.negotiate_batches(shares, k, noise) for k in _list_counts(options, known, state)]
+        )
+        best = max((each for several in tried for each in several), key=lambda each: each.score)
+        return best.plan, {**state, **_remember(best, known)}
+
     return Scheme(
         init=dict,
         plan=plan,
+        negotiate=plan_with_clusters,
         gossip=Gossip(every_edge_round=options.dense_gossip, steps=options.gossip_steps),
         device_overrides=DeviceOverrides(
             steps="small_batches" if in_batches else "whole",
@@ -216,7 +244,7 @@ def _list_counts(options: Options, observation: Observation, state: State) -> li
     return listed
 
 
-def _remember(best: _Choice, observation: Observation) -> Mapping[str, Any]:
+def _remember(best: _Choice[Made], observation: Observation) -> Mapping[str, Any]:
     """What the next plan starts from: k, and the weight of time.
 
     A round costs the sum of the shares that it takes of what is left of both budgets. Progress per such cost
@@ -254,10 +282,7 @@ class _Planner:
         seconds, _ = compute_costs(observation, least, float(self.theta[0]))
         ranked = np.sort(seconds[conditions.available])
         worth = np.arange(1, len(ranked) + 1) ** 2 / (ranked + observation.exchange_seconds)
-        longest = ranked[worth.argmax()]
-        number = observation.global_round * observation.rounds.edge_rounds + observation.edge_round
-        if (number + 1) % WAIT_EVERY == 0:
-            longest *= WAIT_EVERY
+        longest = self._stretch(float(ranked[worth.argmax()]))
         kept = conditions.available & (seconds <= longest)
         if kept.sum() == len(ranked):
             return []
@@ -265,35 +290,112 @@ class _Planner:
             replace(self, observation=replace(observation, conditions=replace(conditions, available=kept)))
         ]
 
-    def plan_batches(self, shares: BatchShares, count: int, noise: float) -> _Choice:
+    def _stretch(self, longest: float) -> float:
+        """How long devices are waited for in this edge round: now and then, for slow ones as well."""
+        seen = self.observation
+        number = seen.global_round * seen.rounds.edge_rounds + seen.edge_round
+        return longest * WAIT_EVERY if (number + 1) % WAIT_EVERY == 0 else longest
+
+    def plan_batches(self, shares: BatchShares, count: int, noise: float) -> _Choice[RoundPlan]:
         """The best plan in which every device takes `count` steps, on batches of its own size.
 
         `noise` is σ²/G² of a full batch on one device.
         """
-        listed = shares.list_shares(self.options.least_batch)
-        steps, share = pair_up(count * listed, self.theta)
-        part = shares.find_part(steps / count)
+        steps, share = pair_up(count * shares.list_shares(self.options.least_batch), self.theta)
         problem = self._build_problem(steps, count)
         averaged = problem.devices / len(np.unique(problem.cluster))
-        value = value_steps(count) * value_batches(noise / (part * averaged)) * self._value_uploads()[share]
-        return self._solve(problem, steps, share, -value, local_steps=count)
+        cost = self._rate_batches(shares, count, noise, averaged)
+        return self._solve(problem, steps, share, cost, local_steps=count)
 
-    def plan_steps(self) -> _Choice:
+    def _rate_batches(self, shares: BatchShares, count: int, noise: float, averaged: float) -> FloatArray:
+        """The objective of every pair, if an edge server averages so many devices."""
+        steps, share = pair_up(count * shares.list_shares(self.options.least_batch), self.theta)
+        part = shares.find_part(steps / count)
+        return -value_steps(count) * value_batches(noise / (part * averaged)) * self._value_uploads()[share]
+
+    def plan_steps(self) -> _Choice[RoundPlan]:
         """The best plan in which devices take whole numbers of steps on full batches."""
-        tau, options = self.observation.rounds.local_steps, self.options
+        tau = self.observation.rounds.local_steps
         steps, share = pair_up(list_steps(self.parameters.rho_min, tau), self.theta)
-        problem, rho = self._build_problem(steps), steps / tau
+        problem = self._build_problem(steps)
+        return self._solve(problem, steps, share, self._rate_steps(steps / tau, share))
+
+    def _rate_steps(self, rho: FloatArray, share: IndexArray) -> FloatArray:
+        """The objective of every pair."""
+        options = self.options
         if options.progress:
-            cost = options.evenness * (1.0 - rho) ** 2 - rho * self._value_uploads()[share]
-        else:
-            scale, kept = problem.sigma2 + problem.g2 or 1.0, self._measure_kept()[share]
-            cost = problem.noise_weight * (2.0 - kept) * rho + 3.0 * problem.g2 / scale * (1.0 - rho) ** 2
-        return self._solve(problem, steps, share, cost)
+            return options.evenness * (1.0 - rho) ** 2 - rho * self._value_uploads()[share]
+        sigma2, g2 = self.observation.estimates()
+        scale, kept = sigma2 + g2 or 1.0, self._measure_kept()[share]
+        return self.parameters.noise_weight * (2.0 - kept) * rho + 3.0 * g2 / scale * (1.0 - rho) ** 2
 
     def _build_problem(self, steps: FloatArray, local_steps: int | None = None) -> RoundProblem:
+        return build_problem(
+            self.observation, self.parameters, self._find_bounds(steps), local_steps=local_steps
+        )
+
+    def _find_bounds(self, steps: FloatArray) -> Bounds:
         tau = self.observation.rounds.local_steps
-        bounds = Bounds(rho=(steps.min() / tau, steps.max() / tau), theta=(float(self.theta[0]), 1.0))
-        return build_problem(self.observation, self.parameters, bounds, local_steps=local_steps)
+        return Bounds(rho=(steps.min() / tau, steps.max() / tau), theta=(float(self.theta[0]), 1.0))
+
+    def negotiate_batches(
+        self, shares: BatchShares, count: int, noise: float
+    ) -> Exchange[list[_Choice[Decision]]]:
+        """The best decisions with `count` steps: with all devices, and without those that are too slow."""
+        steps, share = pair_up(count * shares.list_shares(self.options.least_batch), self.theta)
+        terms = make_terms(self.observation, self.parameters, self._find_bounds(steps), local_steps=count)
+        longest, slowest = yield from self._negotiate_longest(terms)
+        limits = [np.inf] if longest >= slowest else [np.inf, longest]
+
+        def make_table(devices: FloatArray) -> PairTable:
+            averaged = float(devices.sum()) / np.count_nonzero(devices)
+            return self._make_table(steps, share, self._rate_batches(shares, count, noise, averaged))
+
+        found = yield from ask_together(
+            [self._negotiate(replace(terms, longest=each), make_table, count) for each in limits]
+        )
+        return found
+
+    def negotiate_steps(self) -> Exchange[Decision]:
+        """The best decision in which devices take whole numbers of steps on full batches."""
+        tau = self.observation.rounds.local_steps
+        steps, share = pair_up(list_steps(self.parameters.rho_min, tau), self.theta)
+        terms = make_terms(self.observation, self.parameters, self._find_bounds(steps))
+        table = self._make_table(steps, share, self._rate_steps(steps / tau, share))
+        found = yield from self._negotiate(terms, lambda _: table)
+        return found.plan
+
+    def _negotiate_longest(self, terms: Terms) -> Exchange[tuple[float, float]]:
+        """How long to wait for devices, by the same rule as `leave_out_slow`, and seconds of the slowest.
+
+        Clusters count their devices on grids of seconds; the second one is around the best of the first.
+        """
+        answer: RankAnswer
+        (answer,) = yield from ask(RankQuestion(terms.rho[0], terms.theta[0], np.empty(0)))
+        low, slowest = float(answer.fastest.min()), float(answer.slowest.max())
+        high = slowest
+        for _ in range(2):
+            grid = np.geomspace(low, high, RANKS)
+            # Rounding must not leave the slowest out.
+            grid[0], grid[-1] = low, high
+            (answer,) = yield from ask(RankQuestion(terms.rho[0], terms.theta[0], grid))
+            worth = answer.within.sum(axis=-1) ** 2 / (grid + self.observation.exchange_seconds)
+            best = int(worth.argmax())
+            low, high = grid[max(best - 1, 0)], grid[min(best + 1, RANKS - 1)]
+        return self._stretch(float(grid[best])), slowest
+
+    def _negotiate(
+        self, terms: Terms, make_table: MakeTable, local_steps: int | None = None
+    ) -> Exchange[_Choice[Decision]]:
+        decision, totals = yield from negotiate(terms, make_table, self.weighing, local_steps)
+        seconds, joules = float(totals.seconds.max()), float(totals.joules.sum())
+        weighing = self.weighing or Weighing(FIRST_WEIGHT)
+        score = float(weighing.score(decision.objective, seconds, joules))
+        return _Choice(decision, score, seconds + weighing.seconds, joules + weighing.joules)
+
+    def _make_table(self, steps: FloatArray, share: IndexArray, cost: FloatArray) -> PairTable:
+        slow_clocks = self.options.frequency and not self.observation.full_clocks
+        return PairTable(steps, self.theta[share], cost, self.options.least_speed if slow_clocks else 1.0)
 
     def _solve(
         self,
@@ -302,10 +404,8 @@ class _Planner:
         share: IndexArray,
         cost: FloatArray,
         local_steps: int | None = None,
-    ) -> _Choice:
-        slow_clocks = self.options.frequency and not self.observation.full_clocks
-        table = PairTable(steps, self.theta[share], cost, self.options.least_speed if slow_clocks else 1.0)
-        solution = solve_on_list(problem, table, self.weighing)
+    ) -> _Choice[RoundPlan]:
+        solution = solve_on_list(problem, self._make_table(steps, share, cost), self.weighing)
         plan = make_plan(problem, solution, self.observation.conditions.available, local_steps)
         seconds, joules = _count_costs(self.observation, plan)
         weighing = self.weighing or Weighing(FIRST_WEIGHT)

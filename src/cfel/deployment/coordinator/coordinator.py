@@ -91,6 +91,7 @@ from cfel.rounds.kernel import (
     plan_edge_round,
 )
 from cfel.rounds.records import RoundScores, make_plan_table, make_record
+from cfel.rounds.totals import add_up
 from cfel.runlog import RoundRecord
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
@@ -385,7 +386,7 @@ class Coordinator:
         record = make_record(
             world,
             control,
-            edge_rounds,
+            add_up(setting, edge_rounds),
             scores,
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest(),
             wall_seconds=self._host.time_of_day() - state.started_at,

@@ -1,0 +1,236 @@
+"""Planning as an exchange: a planner asks, clusters answer, and nothing else passes between them.
+
+A planner is a generator (`Exchange`). It yields questions, all of one message, and is sent an answer to each.
+It does not know who answers: a fleet in the same process (`answer_locally`), or edge servers that each answer
+for their own devices. Every array of an answer has clusters as its last axis. A cluster's column is the same
+whoever computes it, so the answers of several parts are their columns side by side (`join_answers`).
+
+A question is about a place: the devices of a fleet, with less time, thinned out, or only those that are
+undecided between two prices. Whoever answers finds the devices of a place again from its description.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cfel.arrays import FloatArray, IndexArray
+from cfel.control.curves import Fleet, Grid, Response, add_by_cluster, make_curve
+
+# Places, and responses to single prices, that are kept between questions.
+_KEPT = 4
+
+Question = Any
+Answer = Any
+Found = TypeVar("Found")
+AnyAnswer = TypeVar("AnyAnswer")
+Exchange = Generator[tuple[Question, ...], tuple[Answer, ...], Found]
+"""Yields questions, is sent their answers, returns what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Some devices of a fleet.
+
+    Attributes:
+        makespan: seconds that they have at most.
+        stride: one in so many devices of every cluster.
+        between: pairs of prices, each narrowing the place to devices that choose differently at the two.
+    """
+
+    makespan: float = np.inf
+    stride: int = 1
+    between: tuple[tuple[float, float], ...] = ()
+
+    def thin_out(self, stride: int) -> "Place":
+        """One in so many of these devices."""
+        return replace(self, stride=self.stride * stride)
+
+    def narrow(self, over: float, under: float) -> "Place":
+        """Those of these devices that are undecided between two prices."""
+        return replace(self, between=(*self.between, (over, under)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CurveQuestion:
+    """Asks for the curve of a place; `ready` also for the seconds that the responses need."""
+
+    place: Place
+    grid: Grid
+    ready: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CurveAnswer:
+    """Objective and joules, makespans × prices × clusters.
+
+    `ready` has the seconds of the slowest device at full clock, or no rows where nobody asked.
+    """
+
+    objective: FloatArray
+    joules: FloatArray
+    ready: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UndecidedQuestion:
+    """Asks how many devices a place has, and what they use at the two prices that narrowed it."""
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UndecidedAnswer:
+    """Per cluster: devices, joules at both prices, and objective at the first."""
+
+    devices: FloatArray
+    over_joules: FloatArray
+    under_joules: FloatArray
+    over_objective: FloatArray
+
+
+def ask(*questions: Question) -> Exchange[tuple[Any, ...]]:
+    """Asks some questions in one message."""
+    answers = yield questions
+    return answers
+
+
+def ask_together(exchanges: Sequence[Exchange[Found]]) -> Exchange[list[Found]]:
+    """Takes part in several exchanges at once: one message carries the next questions of all."""
+    found: dict[int, Found] = {}
+    answers: dict[int, tuple[Answer, ...] | None] = dict.fromkeys(range(len(exchanges)))
+    while answers:
+        asked: dict[int, tuple[Question, ...]] = {}
+        for number, answer in answers.items():
+            try:
+                each = exchanges[number]
+                asked[number] = next(each) if answer is None else each.send(answer)
+            except StopIteration as end:
+                found[number] = end.value
+        if not asked:
+            break
+        flat = yield tuple(question for questions in asked.values() for question in questions)
+        answers, start = {}, 0
+        for number, questions in asked.items():
+            answers[number] = flat[start : start + len(questions)]
+            start += len(questions)
+    return [found[number] for number in range(len(exchanges))]
+
+
+def answer_locally(exchange: Exchange[Found], answer: Callable[[Question], Answer]) -> Found:
+    """Brings an exchange to its end with answers from this process."""
+    try:
+        questions = next(exchange)
+        while True:
+            questions = exchange.send(tuple(map(answer, questions)))
+    except StopIteration as end:
+        found: Found = end.value
+        return found
+
+
+def join_answers(parts: Sequence[AnyAnswer]) -> AnyAnswer:
+    """The answer of all clusters, from those of neighbouring parts in their order."""
+    joined: dict[str, Any] = {
+        each.name: np.concatenate([getattr(part, each.name) for part in parts], axis=-1)
+        for each in fields(parts[0])  # type: ignore[arg-type]
+    }
+    return type(parts[0])(**joined)
+
+
+def cut_answer(answer: AnyAnswer, cluster: int) -> AnyAnswer:
+    """One cluster's column of an answer."""
+    column: dict[str, Any] = {
+        each.name: getattr(answer, each.name)[..., cluster : cluster + 1]
+        for each in fields(answer)  # type: ignore[arg-type]
+    }
+    return type(answer)(**column)
+
+
+class FleetAnswers:
+    """Answers for the devices of a fleet, or of a part of its clusters."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._whole = fleet
+        self._fleets: dict[Place, Fleet] = {}
+        self._responses: dict[tuple[Place, float], Response] = {}
+
+    def answer(self, question: Question) -> Answer:
+        """The answer to a question about a place."""
+        if isinstance(question, UndecidedQuestion):
+            return self._count_undecided(question.place)
+        return self._make_curve(question)
+
+    def find(self, place: Place) -> Fleet:
+        """The devices of a place."""
+        if place == Place():
+            return self._whole
+        if place not in self._fleets:
+            _keep(self._fleets, place, self._make_fleet(place))
+        return self._fleets[place]
+
+    def respond(self, place: Place, price: float) -> Response:
+        """The responses of a place's devices to one price."""
+        if (place, price) not in self._responses:
+            fleet = self.find(place)
+            found = fleet.respond(np.full((1, fleet.size), price)).pick(0)
+            _keep(self._responses, (place, price), found)
+        return self._responses[place, price]
+
+    def _make_fleet(self, place: Place) -> Fleet:
+        if place.between:
+            return self.find(_widen(place)).take(self._find_undecided(place))
+        if place.stride > 1:
+            fleet = self.find(replace(place, stride=1))
+            return fleet.take(_thin_out(fleet.cluster, place.stride))
+        return self._whole.at(np.array([place.makespan])).prepare()
+
+    def _find_undecided(self, place: Place) -> IndexArray:
+        over, under = (self.respond(_widen(place), price) for price in place.between[-1])
+        return np.flatnonzero(over.choice != under.choice)
+
+    def _count_undecided(self, place: Place) -> UndecidedAnswer:
+        few, fleet = self._find_undecided(place), self.find(place)
+        over, under = (self.respond(_widen(place), price).pick(few) for price in place.between[-1])
+        rows = np.stack([np.ones(few.size), over.joules, under.joules, over.cost])
+        return UndecidedAnswer(*add_by_cluster(rows, fleet))
+
+    def _make_curve(self, question: CurveQuestion) -> CurveAnswer:
+        place, grid = question.place, question.grid
+        fleet = self.find(place)
+        curve, response = make_curve(fleet, grid)
+        if len(grid.makespan) == 1 and np.isinf(grid.makespan[0]):
+            # The last ones of a search are those that clusters settle between.
+            for number, price in enumerate(grid.price[0, :2].tolist()):
+                _keep(self._responses, (place, price), response.pick(number))
+        ready = np.empty((0, 0, fleet.clusters))
+        if question.ready:
+            ready = fleet.find_ready(response, grid.price.shape)
+        objective, joules = (np.ascontiguousarray(part) for part in (curve.objective, curve.joules))
+        return CurveAnswer(objective, joules, ready)
+
+
+def _widen(place: Place) -> Place:
+    return replace(place, between=place.between[:-1])
+
+
+def _thin_out(cluster: IndexArray, stride: int) -> IndexArray:
+    """One in so many devices of every cluster: each cluster's first, and so on."""
+    order = np.argsort(cluster, kind="stable")
+    count = np.bincount(cluster)
+    first = np.repeat(np.cumsum(count) - count, count)
+    rank = np.arange(len(cluster)) - first
+    return np.sort(order[rank % stride == 0])
+
+
+def count_thinned(devices: FloatArray, stride: int) -> FloatArray:
+    """How many devices of every cluster a thinned out place has."""
+    return np.ceil(devices / stride)
+
+
+def _keep(known: dict[Any, Any], key: object, value: object) -> None:
+    """Keeps a value among the newest few."""
+    known.pop(key, None)
+    while len(known) >= _KEPT:
+        del known[next(iter(known))]
+    known[key] = value

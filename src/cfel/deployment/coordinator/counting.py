@@ -30,6 +30,7 @@ from cfel.deployment.protocol.edge_requests import (
     DeviceEstimates,
     DeviceResult,
     EstimateAnswer,
+    FetchAnswer,
     MixAnswer,
     MixingRows,
     ModelScores,
@@ -119,6 +120,18 @@ def add_edge_round(
         control=replace(after.control, realised=realised),
         measured=add_overhead(after.measured, outcome, finished.measurements),
     )
+
+
+def note_used(state: CoordinatorState, answers: Iterable[FetchAnswer]) -> CoordinatorState:
+    """The state with uploads that edge servers used although nobody heard of the edge round.
+
+    What they mix reaches all models; a device that moves must not send it to another edge server again.
+    """
+    used = dict(state.last_used_rounds)
+    for answer in answers:
+        for device, at in answer.last_used_rounds.items():
+            used[device] = max(at, used.get(device, at))
+    return replace(state, last_used_rounds=used)
 
 
 def _find_newest(known: Estimates | None, result: DeviceResult) -> Estimates | None:

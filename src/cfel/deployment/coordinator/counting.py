@@ -25,7 +25,7 @@ from cfel.deployment.measurement.measured_rounds import (
     collect_measurements,
 )
 from cfel.deployment.measurement.plausibility import BoundedReports, ObservedWork, bound_reports
-from cfel.deployment.protocol.device_requests import MeasurementReport
+from cfel.deployment.protocol.device_requests import MOST_UNUSED, MeasurementReport
 from cfel.deployment.protocol.edge_requests import (
     DeviceEstimates,
     DeviceResult,
@@ -93,6 +93,8 @@ def add_edge_round(
         estimates[result.device] = _find_newest(estimates[result.device], result)
     at, late = state.position[:2], _find_late(world, state, finished)
     used_rounds = dict.fromkeys(sorted(arrived - late), at)
+    late_rounds = {n: each for n, each in state.late_rounds.items() if n not in used_rounds}
+    late_rounds |= {n: (*late_rounds.get(n, ()), at)[-MOST_UNUSED:] for n in sorted(late)}
     # The plan is used up; a successor that finds none makes the next one.
     after = replace(
         state,
@@ -111,6 +113,7 @@ def add_edge_round(
         absent_now=(),
         measured=_add_reports(state, results),
         last_used_rounds={**state.last_used_rounds, **used_rounds},
+        late_rounds=late_rounds,
     )
     if after.measured is None or finished.measurements is None:
         return after
@@ -142,7 +145,10 @@ def _find_newest(known: Estimates | None, result: DeviceResult) -> Estimates | N
 
 
 def _find_losses(state: CoordinatorState, results: Sequence[DeviceResult]) -> tuple[RoundLoss, ...]:
-    """What the simulator has to know of an edge round to repeat it: who was missing, and who had trained."""
+    """What the simulator has to know of an edge round to repeat it: who was missing, and who had trained.
+
+    It finds out by itself who missed the scheme's deadline.
+    """
     number, arrived = state.control.rounds_done + 1, {each.device for each in results}
     lost = tuple(n for n in np.flatnonzero(state.available).tolist() if n not in arrived)
     now = [RoundLoss(number, state.edge_round, state.absent_now, lost)] if state.absent_now or lost else []
@@ -150,6 +156,7 @@ def _find_losses(state: CoordinatorState, results: Sequence[DeviceResult]) -> tu
         RoundLoss(global_round + 1, edge_round, trained=(each.device,))
         for each in results
         for global_round, edge_round in each.unused
+        if (global_round, edge_round) not in state.late_rounds.get(each.device, ())
     ]
     return (*now, *earlier)
 

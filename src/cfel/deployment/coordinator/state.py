@@ -83,6 +83,7 @@ class CoordinatorState:
         absent_now: devices that the plan leaves out because they are not there.
         gossip_losses: gossip steps of this global round that not all took part in.
         last_used_rounds: per device, the round of its last upload that went into a model; moves with it.
+        late_rounds: per device, the rounds since then whose uploads missed the scheme's deadline.
     """
 
     control: ControlState
@@ -102,6 +103,7 @@ class CoordinatorState:
     absent_now: tuple[int, ...] = ()
     gossip_losses: tuple[RoundLoss, ...] = ()
     last_used_rounds: dict[Count, tuple[Count, Count]] = field(default_factory=dict)
+    late_rounds: dict[Count, tuple[tuple[Count, Count], ...]] = field(default_factory=dict)
 
     @property
     def position(self) -> Position:

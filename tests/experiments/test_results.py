@@ -77,7 +77,7 @@ TODAY = {
     "A static plan with the same training options": "static",
     "CEF at its best: own rate, τ, deadline, slow clocks": "cef-best-tau2",
 }
-"""Rows of the first page by their rows in `full-femnist`."""
+"""Rows of the first page by their rows in `full-femnist` and `full-cifar10`."""
 
 
 def test_gains_of_todays_scheme() -> None:
@@ -85,6 +85,12 @@ def test_gains_of_todays_scheme() -> None:
     first, rows = read_table(FIRST_PAGE, "## What it gains"), read_table(PAGE, "[`full-femnist`]")
     for name, row in TODAY.items():
         assert [cell.replace("**", "") for cell in first[name][:2]] == rows[f"`{row}`"][4:6]
+    others = read_table(PAGE, "[`full-cifar10`]")
+    for name, row in TODAY.items():
+        if f"`{row}`" in others:
+            assert [cell.replace("**", "") for cell in first[name][2:4]] == others[f"`{row}`"][4:6]
+        else:
+            assert first[name][2:4] == ["not run", "not run"]
     # In the text below the table.
     for gain in (*rows["`cef-best-tau2`"][6:8], rows["`cef-best-tau2`"][8].split()[0]):
         assert gain in FIRST_PAGE

@@ -1,6 +1,6 @@
 """Plays seeded schedules of faults with whole federations, and checks what must be true of each.
 
-    python -m tests.whole_federation --seed 4711                 one schedule, told in full
+    python -m tests.whole_federation --seed 4711                 one schedule, in full
     python -m tests.whole_federation --seed 0 --seeds 1000       many; stops at the first violation
     python -m tests.whole_federation --seeds 1000 --bug NAME     with a planted bug, which must be found
     python -m tests.whole_federation --seeds 10000 --out FILE    keeps its count in a file: the same command

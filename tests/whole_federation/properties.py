@@ -115,7 +115,7 @@ def acknowledged_uploads_are_used(history: History) -> Iterator[str]:
 
 
 def edge_rounds_happen_once(history: History) -> Iterator[str]:
-    """Whoever asks about an edge round or a gossip step, and whenever, gets the same answer."""
+    """All questions about an edge round or a gossip step, at any time, get the same answer."""
     first: dict[tuple[Identity, Position, type], Any] = {}
     for call in [*history.answered(PlanCommand), *history.answered(MixCommand)]:
         key = (call.process[0], call.request.position, type(call.request))

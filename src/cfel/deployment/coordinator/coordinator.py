@@ -209,7 +209,7 @@ class Coordinator:
         """Ends the run if nobody can train any more: rounds without any device would use it up.
 
         Raises:
-            AllDivergedError: nobody can; all edge servers that are there have been told.
+            AllDivergedError: nobody can; all edge servers that are there know it.
         """
         absent = {*state.absent_devices, *np.flatnonzero(self._without_edge_server()).tolist()}
         there = set(self._world.setting.fleet.list_members()) - absent

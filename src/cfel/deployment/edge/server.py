@@ -529,7 +529,7 @@ class EdgeServer:
         """Evaluates the mean of all edge models that can be fetched, every device counting alike."""
         del caller, request
         at = self.state.position
-        # The round that has just been mixed, whoever belongs to the next one.
+        # The round that has just been mixed, with the members that it had.
         fleet = self.whole.at(max(at[0] - (at[1:] == (0, 0)), 0)).setting.fleet
         models = await self._neighbours.fetch_all_present(fleet.list_edges())
         return await self.host.compute.run(

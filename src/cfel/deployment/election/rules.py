@@ -84,7 +84,7 @@ class Electorate:
     """Who votes, seen by one member.
 
     Members come and go one at a time, and the next change waits until a majority of the members after this
-    one knows of it. So two majorities, of electorates one change apart, share a member; and whoever knows of
+    one knows of it. So two majorities, of electorates one change apart, share a member. One that knows of
     fewer changes than a majority gets no majority of votes, because a vote is not given to such a candidate.
     """
 

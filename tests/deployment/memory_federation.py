@@ -166,7 +166,10 @@ class Federation:
         self.edges[member.number] = node
         self._watch(member, node)
         self.network.members[member] = by_method(node.endpoints.values())
-        await node.run()
+        try:
+            await node.run()
+        finally:
+            self.network.members.pop(member, None)
 
     async def _device(self, member: Identity) -> None:
         host, directory = self._make(member), self.directory / str(member)

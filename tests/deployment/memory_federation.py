@@ -166,10 +166,7 @@ class Federation:
         self.edges[member.number] = node
         self._watch(member, node)
         self.network.members[member] = by_method(node.endpoints.values())
-        try:
-            await node.run()
-        finally:
-            self.network.members.pop(member, None)
+        await node.run()
 
     async def _device(self, member: Identity) -> None:
         host, directory = self._make(member), self.directory / str(member)

@@ -107,7 +107,7 @@ class Wire:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("devices", [40, 900])
+@pytest.mark.parametrize("devices", [6, 40, 900])
 def test_clusters_that_answer_alone_get_the_plan_of_all(name: str, devices: int) -> None:
     """Bit for bit, over a wire, with clusters of which one has no device at all."""
     scheme, seen = build_scheme(SCHEMES[name]), observe(devices, 5, name)

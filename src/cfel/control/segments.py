@@ -165,12 +165,16 @@ class DeviceTerms:
     theta_max: FloatArray
 
     @classmethod
-    def from_problem(cls, problem: RoundProblem, limits: Limits) -> "DeviceTerms":
-        """Collects the terms of every device of a problem."""
+    def from_problem(cls, problem: RoundProblem, limits: Limits, room: float | None = None) -> "DeviceTerms":
+        """Collects the terms of every device of a problem.
+
+        `room` are the joules that all devices together leave at the lower bounds; None if the problem has
+        all devices.
+        """
         least = problem.joules(problem.rho_min, problem.theta_min)
         # No device can use more than the energy cap less what the others need at least. With few devices
         # this sharpens the lower bound, so it is treated like a battery.
-        joules = limits.joules - float(least.sum()) + least
+        joules = (limits.joules - float(least.sum()) if room is None else room) + least
         if limits.battery is not None:
             joules = np.minimum(joules, limits.battery)
         return cls(
@@ -330,10 +334,17 @@ class PricedFleet:
 
     @classmethod
     def from_problem(
-        cls, problem: RoundProblem, limits: Limits, theta: FloatArray | None = None
+        cls,
+        problem: RoundProblem,
+        limits: Limits,
+        theta: FloatArray | None = None,
+        room: float | None = None,
     ) -> "PricedFleet":
-        """Builds the fleet of a round under limits it can meet, with θ as given or within its bounds."""
-        terms = DeviceTerms.from_problem(problem, limits)
+        """Builds the fleet of a round under limits it can meet, with θ as given or within its bounds.
+
+        `room` as for `DeviceTerms.from_problem`.
+        """
+        terms = DeviceTerms.from_problem(problem, limits, room)
         if theta is not None:
             terms = replace(terms, theta_min=theta, theta_max=theta)
         scale = problem.sigma2 + problem.g2

@@ -24,7 +24,7 @@ from cfel.deployment.coordinator.state import CoordinatorState, Position
 from cfel.deployment.host import Disk
 from cfel.deployment.payloads import model_views, read_model
 from cfel.deployment.protocol.device_requests import Round
-from cfel.deployment.protocol.edge_requests import LOGGED, MixAnswer, PlanAnswer, ProposedRecord
+from cfel.deployment.protocol.edge_requests import LOGGED, DeviceEntry, MixAnswer, PlanAnswer, ProposedRecord
 from cfel.deployment.protocol.messages import Count, Digest, decode, encode
 from cfel.errors import CfelError, DamagedError, RejectedError, RunDirectoryError, StorageError
 from cfel.learning.models.flat import FlatModel
@@ -49,6 +49,10 @@ class EdgeState:
     last_used_rounds: Mapping[int, Round] = field(default_factory=dict)
     gossip: MixAnswer | None = None  # its answer about the last gossip step, or None
     coordinator_state: CoordinatorState | None = None  # the newest it has seen of a coordinator, or None
+    # Where a fleet is planned by clusters: what it knows of its devices, and their plans and costs in the
+    # edge rounds of this global round and the one before.
+    book: Mapping[int, DeviceEntry] = field(default_factory=dict)
+    rows: Mapping[Position, PlanTable] = field(default_factory=dict)
 
     def has_mixed(self, at: Position) -> bool:
         """Whether the last gossip step was this one."""
@@ -64,6 +68,8 @@ class _Stored(msgspec.Struct, frozen=True):
     last_used_rounds: dict[Count, Round]
     gossip: MixAnswer | None
     coordinator_state: CoordinatorState | None
+    book: dict[Count, DeviceEntry] = {}
+    rows: dict[Position, PlanTable] = {}
 
 
 class EdgeDisk:
@@ -110,6 +116,8 @@ class EdgeDisk:
             stored.last_used_rounds,
             stored.gossip,
             stored.coordinator_state,
+            stored.book,
+            stored.rows,
         )
 
     def begin_anew(self) -> EdgeState:
@@ -128,7 +136,8 @@ class EdgeDisk:
         names = (self._keep(state.model), self._keep(state.previous_model))
         reports, used_rounds = dict(state.reports), dict(state.last_used_rounds)
         newest = state.coordinator_state
-        stored = _Stored(state.position, names, reports, used_rounds, state.gossip, newest)
+        own = dict(state.book), dict(state.rows)
+        stored = _Stored(state.position, names, reports, used_rounds, state.gossip, newest, *own)
         state_file.save(self._disk, self._path, {}, encode(stored))
         self._kept = {name: self._kept[name] for name in names}
         # Also those that were written just before a crash.

@@ -10,6 +10,7 @@ The same seed gives the same history on the same commit.
 import argparse
 import sys
 import time
+from dataclasses import replace
 
 from tests.whole_federation.bugs import BUGS, plant
 from tests.whole_federation.federation import play
@@ -26,11 +27,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--bug", choices=sorted(BUGS), help="a bug to plant")
+    parser.add_argument("--large", action="store_true", help="plan by asking edge servers")
     parser.add_argument("--all", action="store_true", help="do not stop at the first violation")
     options = parser.parse_args()
     began, violated, equal, virtual_seconds = time.process_time(), 0, 0, 0.0
     for seed in range(options.seed, options.seed + options.seeds):
-        schedule = draw_schedule(seed)
+        schedule = replace(draw_schedule(seed), is_large=options.large)
         with plant(options.bug):
             history = play(schedule)
         found = find_violations(history)

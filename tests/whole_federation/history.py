@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from cfel.deployment.coordinator.state import Position
+from cfel.deployment.edge.book import join_rows
 from cfel.deployment.edge.storage import EdgeDisk
 from cfel.deployment.election.rules import Heartbeat
 from cfel.deployment.protocol.device_requests import NextOrder, NextRequest, UploadRequest
@@ -34,7 +35,7 @@ from cfel.deployment.protocol.edge_requests import (
 from cfel.deployment.security.identity import Identity
 from cfel.errors import CfelError
 from cfel.runlog import RoundRecord
-from cfel.runlog.plans import decode_plan, plan_path
+from cfel.runlog.plans import PlanTable, decode_plan, plan_path
 from cfel.runlog.records import parse_log
 from cfel.world import World
 from tests.simulation.drive import timeless
@@ -87,6 +88,16 @@ class History:
         """The records on an edge server's disk."""
         path = HOME / str(edge) / "rounds.jsonl"
         return list(parse_log(path, self.disks[edge].get(path, b"")).records)
+
+    def find_table(self, edge: Identity, number: int) -> PlanTable | None:
+        """The plans of a round that it has logged; those of all edge servers where each logs its own."""
+        logged = EDGES if self.schedule.is_large else [edge]
+        paths = {each: plan_path(HOME / str(each), number) for each in logged}
+        found = {each: self.disks[each].get(path) for each, path in paths.items()}
+        if None in found.values():
+            return None
+        tables = [decode_plan(paths[each], number, content or b"") for each, content in found.items()]
+        return join_rows(number, tables)
 
     def answered(self, *requests: type) -> Iterator[Call]:
         """Calls of a kind that were carried out."""
@@ -246,11 +257,10 @@ def budgets_are_counted_once(history: History) -> Iterator[str]:
     for edge in EDGES:
         before = 0.0
         for record in history.log(edge):
-            path = plan_path(HOME / str(edge), record.round)
-            content, before_this, before = history.disks[edge].get(path), before, record.joules
-            if content is None:
+            before_this, before = before, record.joules
+            table = history.find_table(edge, record.round)
+            if table is None:
                 continue
-            table = decode_plan(path, record.round, content)
             rows = list(zip(table.edge_round.tolist(), table.device.tolist(), strict=True))
             if (
                 len(rows) != len(set(rows))
@@ -279,7 +289,9 @@ def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
     is_patient = history.schedule.is_patient
     is_complete = not history.stuck and (history.schedule.loses_nothing or nothing_was_lost(history))
     changes = tuple(change for record in records for change in record.changes)
-    if is_complete and timeless(records) != simulated(is_patient=is_patient, changes=changes):
+    if is_complete and timeless(records) != simulated(
+        is_patient=is_patient, is_large=history.schedule.is_large, changes=changes
+    ):
         yield "the log differs from the simulator's"
     for edge in EDGES:
         disk = MemoryDisk()

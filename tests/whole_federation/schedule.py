@@ -45,12 +45,14 @@ class Schedule:
     Attributes:
         is_patient: whether deadlines are longer than all faults.
         changes: what an operator asks for, and when.
+        is_large: whether the fleet is planned by asking edge servers, as large ones are.
     """
 
     seed: int
     is_patient: bool
     faults: tuple[Fault, ...]
     changes: tuple[tuple[float, FleetChange], ...] = ()
+    is_large: bool = False
 
     @property
     def loses_nothing(self) -> bool:

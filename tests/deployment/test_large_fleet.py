@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from cfel.deployment.protocol.messages import Message, encode
+from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment
 from cfel.runlog import RoundRecord
 from cfel.world import World
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation
+from tests.deployment.memory_federation import Federation, Network, virtual_hosts
+from tests.deployment.virtual_time import run_virtually
 from tests.simulation.drive import outcomes, timeless
+from tests.support.memory_disk import MemoryDisk
 
 TWO_ROUNDS = {"rounds": {"global": 2}}
 EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
@@ -48,3 +52,61 @@ def test_equals_the_simulation(tmp_path: Path, changes: tuple[Mapping[str, Any],
             return federation.records()
 
     assert timeless(asyncio.run(play())) == timeless([each.record for each in expected])
+
+
+class Scale(Network):
+    """Weighs all messages between edge servers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most_bytes: dict[str, int] = {}
+
+    async def deliver(self, caller: Identity, to: Identity, method: str, message: Message) -> Message:
+        answer = await super().deliver(caller, to, method, message)
+        if caller.role == to.role == "edge":
+            largest = max(len(message.header), len(answer.header), self.most_bytes.get(method, 0))
+            self.most_bytes[method] = largest
+        return answer
+
+
+def weigh(devices: int) -> tuple[dict[str, int], int]:
+    """The largest header of every method between edge servers, and the coordinator's state, in bytes."""
+    experiment = deployed(
+        {"rounds": {"global": 1, "edge": 2, "local": 1}, "scheme": {"name": "hcef_plus"}},
+        {
+            "fleet": {"devices": devices},
+            "data": {"partition": "iid"},
+            "simulation": {"device_accuracy": "never"},
+        },
+        join_seconds=600.0,
+    )
+    world, network = as_large(experiment), Scale()
+
+    async def play() -> int:
+        hosts = virtual_hosts(MemoryDisk(), 0)
+        async with Federation(experiment, Path("/nowhere"), network, hosts, world) as federation:
+            federation.start()
+            await federation.finished(6000.0)
+            return max(len(encode(node.server.state.coordinator_state)) for node in federation.edges.values())
+
+    state = run_virtually(play())
+    # Elections and signs of life differ from run to run, and carry nothing about devices.
+    return {name: size for name, size in network.most_bytes.items() if name != "status"}, state
+
+
+def check_flat(few: int, many: int) -> None:
+    (small, small_state), (large, large_state) = weigh(few), weigh(many)
+    assert small.keys() == large.keys()
+    grown = {name: (small[name], size) for name, size in large.items() if size > 1.3 * small[name] + 200}
+    assert not grown
+    assert large_state <= 1.2 * small_state
+
+
+def test_messages_do_not_grow_with_devices() -> None:
+    """Five times the devices, in three clusters: the same messages but for a few digits."""
+    check_flat(12, 60)
+
+
+@pytest.mark.long  # trains some hundreds of devices
+def test_messages_do_not_grow_with_hundreds_of_devices() -> None:
+    check_flat(60, 900)

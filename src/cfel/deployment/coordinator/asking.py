@@ -101,10 +101,18 @@ class AskedClusters:
         self._seconds, self._is_ahead = seconds, is_ahead
         self.present: dict[int, AskAnswer] = {}
 
-    async def meet(self) -> bool:
-        """Finds out who is there; whether one of their devices has estimates of σ² and G²."""
+    async def meet(self) -> None:
+        """Finds out who is there."""
         self.present = await self._edges.command(self._make_command(()), self._seconds)
-        return any(each.is_estimated for each in self.present.values())
+
+    def lacks_estimates(self, at: Position) -> bool:
+        """Whether devices have to estimate σ² and G² before they are planned.
+
+        At the beginning all are asked, again if an edge server or a coordinator was lost meanwhile. Later,
+        one that has no estimates is taken to be like the others.
+        """
+        known = [each.is_estimated for each in self.present.values()]
+        return not all(known) if at == (0, 0, 0) else not any(known)
 
     async def plan(self, state: CoordinatorState) -> Negotiated:
         """Plans the edge round with those that are there."""

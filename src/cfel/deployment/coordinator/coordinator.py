@@ -251,8 +251,8 @@ class Coordinator:
         """The state with a decision, made by asking edge servers about their devices."""
         setting, seconds = self._world.setting, self._deployment.gossip_seconds
         asked = AskedClusters(self._world, self._edges, state.position, seconds)
-        estimator, is_estimated = self._world.training.local.estimator, await asked.meet()
-        if estimator == "fresh" or not is_estimated:
+        await asked.meet()
+        if self._world.training.local.estimator == "fresh" or asked.lacks_estimates(state.position):
             command = EstimateCommand(self._edges.term, state.position, (), self._world.changes)
             answers = await self._edges.command(command, self._deployment.round_seconds)
             await self._stop_if_counts_say_so(
@@ -462,7 +462,8 @@ class Coordinator:
         ahead = world.at(record.round).setting
         over = is_over(ahead.rounds, ahead.budget, ahead.metrics[0], record)
         table = None if self._by_clusters else make_plan_table(setting, edge_rounds, control.rounds_done)
-        command = CloseCommand(self._edges.term, state.position, record, table, over)
+        counted = tuple(tuple(np.flatnonzero(each.devices).tolist()) for each in state.totals)
+        command = CloseCommand(self._edges.term, state.position, record, table, over, counted)
         logged = await self._close(command, world)
         if over:
             missing = tuple(i for i in self._edges.members if i not in logged)

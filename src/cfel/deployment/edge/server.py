@@ -804,7 +804,7 @@ class EdgeServer:
         if command.last or self.number in self.whole.membership_at(command.record.round - 1).edges:
             await self._catch_up((command.record.round, 0, 0), caller.number)
         await self._fetch_missed_rounds(caller, command.record.round - 1)
-        plans = command.plans or self._join_rows(command.record.round)
+        plans = command.plans or self._join_rows(command)
         await self._write("log", lambda: self.log.write(command.record, plans))
         self.learn([command.record])
         # While those that leave are still there.
@@ -817,10 +817,12 @@ class EdgeServer:
             await self.publish()
         return Confirmation()
 
-    def _join_rows(self, number: int) -> PlanTable:
-        """Plans and costs of its own devices in a global round (from 1)."""
-        rows = self.state.rows
-        return join_rows(number, [rows[place] for place in sorted(rows) if place[0] == number - 1])
+    def _join_rows(self, command: CloseCommand) -> PlanTable:
+        """Plans and costs of its own devices in a global round, as far as the coordinator heard of them."""
+        number, counted = command.record.round, command.counted
+        own = {r for r, edges in enumerate(counted) if self.number in edges}
+        parts = [rows for at, rows in self.state.rows.items() if at[0] == number - 1 and at[1] in own]
+        return join_rows(number, parts)
 
     async def publish(self) -> None:
         """Publishes its model after the round logged last."""

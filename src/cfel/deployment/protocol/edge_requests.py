@@ -187,7 +187,7 @@ class AskCommand(Command[AskAnswer], frozen=True):
     """Asks an edge server about its own devices, to plan an edge round of a large fleet."""
 
     method: ClassVar[str] = "ask"
-    questions: tuple[ClusterQuestion, ...]
+    questions: tuple[ClusterQuestion, ...]  # about devices that may take part in the edge round
     changes: tuple[FleetChange, ...] = ()  # of the fleet, as in the coordinator's state
     # Whether the edge round is not next, but is looked ahead to.
     is_ahead: bool = False
@@ -330,6 +330,8 @@ class CloseCommand(Command[Confirmation], frozen=True):
     record: RoundRecord  # the log's line
     plans: PlanTable | None  # the table of plans; None where every edge server has that of its own devices
     last: bool  # whether the experiment ends with this round
+    # Where every edge server has its own table: per edge round, the edge servers whose devices were counted.
+    counted: tuple[tuple[Count, ...], ...] = ()
 
 
 class StopCommand(Command[Confirmation], frozen=True):

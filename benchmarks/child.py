@@ -50,8 +50,9 @@ def _run_python(*arguments: str) -> str:
 def run_first_step() -> None:
     """Runs one edge round of one local step of the demo."""
     from cfel.experiment import preset_experiment
-    from cfel.simulation import PoolExecutor, initial_state
+    from cfel.simulation.executors import PoolExecutor
     from cfel.simulation.loop import run_edge_round
+    from cfel.simulation.state import initial_state
 
     experiment = preset_experiment("demo", DEMO)
     world = experiment.build_world()

@@ -15,8 +15,10 @@ from rich.console import Console
 from benchmarks.settings import PERCEPTRON, RESNET, SMALL, BenchSetting, build_bench_world
 from benchmarks.simulation import open_timed_rounds
 from cfel.cli.output import new_table, print_table
-from cfel.rounds.parameters import SimulationParameters
-from cfel.simulation import PoolExecutor, initial_state, simulate
+from cfel.simulation.executors import PoolExecutor
+from cfel.simulation.loop import simulate
+from cfel.simulation.parameters import SimulationParameters
+from cfel.simulation.state import initial_state
 from cfel.world import World
 
 # Of the length of an update: on a GPU, sums run in another order.

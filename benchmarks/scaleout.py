@@ -29,9 +29,17 @@ from cfel.learning.evaluate import Evaluation
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
 from cfel.scaleout import prepare, ray_executor, require_ray
-from cfel.simulation import Executor, PoolExecutor, initial_state, simulate
-from cfel.simulation.executors import Job, JobResult
-from cfel.simulation.whole_clusters import ClusterExecutor, ClusterJob, ClusterResult
+from cfel.simulation.executors import (
+    ClusterExecutor,
+    ClusterJob,
+    ClusterResult,
+    Executor,
+    Job,
+    JobResult,
+    PoolExecutor,
+)
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import initial_state
 from cfel.world import World
 
 SETTINGS = {

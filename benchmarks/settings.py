@@ -18,8 +18,8 @@ from cfel.learning.data.images import augmentation
 from cfel.learning.local.parameters import LocalParameters, MomentumState, TrainingParameters
 from cfel.learning.models.builders import model_builder
 from cfel.learning.task import DeviceData, Task, initial_model
-from cfel.rounds.parameters import SimulationParameters, choose_engine
 from cfel.seeding import make_generator
+from cfel.simulation.parameters import SimulationParameters, choose_engine
 from cfel.system.availability import Availability
 from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.fleet import FleetParameters, build_fleet

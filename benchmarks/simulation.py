@@ -41,11 +41,13 @@ from cfel.learning.data.images import augmentation
 from cfel.learning.local.training import draw_batches
 from cfel.learning.models.builders import model_builder
 from cfel.learning.torch_state import prepare_process, prepare_thread
-from cfel.rounds.parameters import SimulationParameters
 from cfel.rounds.run_directory import create_run
 from cfel.runlog import RunWriter
 from cfel.seeding import make_generator
-from cfel.simulation import PoolExecutor, initial_state, simulate
+from cfel.simulation.executors import PoolExecutor
+from cfel.simulation.loop import simulate
+from cfel.simulation.parameters import SimulationParameters
+from cfel.simulation.state import initial_state
 from cfel.world import World
 
 MAX_DEVICES = 10_000

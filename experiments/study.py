@@ -332,12 +332,20 @@ AS_PRINTED = (
 """The paper's training options instead of those of the preset `best`."""
 
 
+PRINTED_RATE = {"cifar10": 0.05, "femnist": 0.03}
+"""The presets' learning rates."""
+
+CEF_RATE = {"cifar10": 0.05, "femnist": 0.06}
+"""Those with which CEF is better on held-out samples."""
+
+
 def list_full(dataset: str) -> Rows:
-    """HCEF+, others with the same training options, and CEF at its best: own rate, deadline, slow clocks."""
+    """HCEF+, others with the same training options, CEF at its best and as printed."""
     slow, tau = "scheme.slow_clocks=true", "rounds.local=2"
     fifth = charge_batch(dataset, 10, MEASURED_OVERHEAD[dataset])
     static = ("scheme.name=static", "scheme.options.samples=10", "scheme.options.theta=0.1", SMALL, tau)
-    own = ("scheme.name=cef", *AS_PRINTED, slow)
+    often = "simulation.evaluate_every=1"
+    own = ("scheme.name=cef", *AS_PRINTED, slow, often, f"local.learning_rate={CEF_RATE[dataset]}")
     return {
         "hcef_plus": (),
         "static": static,
@@ -345,7 +353,48 @@ def list_full(dataset: str) -> Rows:
         "cef-best": (*own, "scheme.deadline_seconds=800"),
         # Two steps of the slowest device take 300 s.
         "cef-best-tau2": (*own, tau, "scheme.deadline_seconds=350"),
+        "cef": ("scheme.name=cef", *AS_PRINTED, often, f"local.learning_rate={PRINTED_RATE[dataset]}"),
     }
+
+
+def list_attribution(dataset: str) -> Rows:
+    """CEF with each ingredient of HCEF+ alone, and HCEF+ without each."""
+    rule = (*ORTHOGONAL, "aggregation.learning_rate=1.5")
+    alone: Rows = {
+        "tau": ("rounds.local=2",),
+        "batches": charge_batch(dataset, 10, MEASURED_OVERHEAD[dataset]),
+        "uploads": (
+            *("scheme.name=static", "scheme.options.theta=0.1", "scheme.options.least_speed=1"),
+            "scheme.gossip=global_round",
+        ),
+        "momentum": (SHARED,),
+        "rule": rule,
+        "gossip": ("scheme.gossip=edge_round",),
+        "clocks": ("scheme.slow_clocks=true",),
+        "deadline": ("scheme.deadline_seconds=800",),
+    }
+    without: Rows = {
+        "tau": ("scheme.options.local_steps=5",),
+        "batches": ("scheme.options.least_batch=1",),
+        "uploads": ("scheme.theta_min=1",),
+        "momentum": ("local.algorithm=sgd",),
+        "rule": (
+            "aggregation.optimiser=none",
+            "aggregation.schedule=constant",
+            "aggregation.learning_rate=1",
+        ),
+        "gossip": ("scheme.options.dense_gossip=false",),
+        "clocks": ("scheme.options.frequency=false",),
+        "plan": list_static_plan(10, 0.1, 2),
+    }
+    many = "rounds.global=2000"
+    plus = ("scheme.name=hcef_plus", SHARED, *rule, "simulation.evaluate_every=2", many)
+    return (
+        {"cef": ("scheme.name=cef", many)}
+        | {f"cef+{name}": ("scheme.name=cef", many, *changes) for name, changes in alone.items()}
+        | {"hcef_plus": plus}
+        | {f"hcef_plus-{name}": (*plus, *changes) for name, changes in without.items()}
+    )
 
 
 def stop_at_budgets(dataset: str) -> Changes:
@@ -709,7 +758,7 @@ def tabulate_full(out: Path, target: float) -> tuple[dict[str, Any], str]:
     dataset = tomllib.loads(next(iter(load_tree(out).values())).experiment_toml)["data"]["name"]
     printed = group_rows(HERE.parent / "results" / f"paper-channel-{dataset}-full")["cef"]
     document = {row: [asdict(found[seed]) for seed in sorted(found)] for row, found in rows.items()}
-    rows["cef"] = _cross_all(printed, target)
+    rows["cef"] = _cross_all(printed, target) | rows.get("cef", {})
     cells = [_compare_full(row, found, rows) for row, found in rows.items() if found]
     headings = (
         *("Row", "Seeds", "Time", "Energy", "Backhaul", "Gain over CEF: time", "energy"),
@@ -774,6 +823,22 @@ def _show_gains(own: Mapping[int, Reached], other: Mapping[int, Reached], cost: 
     interval = geometric_interval(ratios)
     ends = "" if interval is None else f" ({interval[0]:.2f}–{interval[1]:.2f})"
     return f"{geometric_mean(ratios):.2f}×{ends}"
+
+
+def tabulate_attribution(out: Path, target: float) -> tuple[dict[str, Any], str]:
+    """Gains of ingredients, added to CEF and missing from HCEF+, in time and energy to the target."""
+    runs = group_rows(out)
+    rows = {row: _cross_all(found, target) for row, found in runs.items()}
+    cells = []
+    for row, found in rows.items():
+        whole = "hcef_plus" if row.startswith("hcef_plus") else "cef"
+        own, other = (rows[whole], found) if whole == "hcef_plus" else (found, rows[whole])
+        shown = [f"`{row}`", f"{len(found)} of {len(runs[row])}"]
+        shown.append(f"{100 * mean(find_accuracy(run) for run in runs[row]):.1f} %")
+        cells.append(shown + [_show_gains(own, other, cost) for cost in ("seconds", "joules")])
+    document = {row: {seed: asdict(found[seed]) for seed in sorted(found)} for row, found in rows.items()}
+    headings = ("Row", "Seeds that reach it", "At the budget", "Gain in time", "in energy")
+    return {"item": "attribution", "target": target, "rows": document}, format_rows(headings, cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -929,6 +994,25 @@ def tabulate_tuned(results: Path) -> tuple[dict[str, Any], str]:
     return {"item": "tuned"}, format_rows(headings, cells).replace("|  |", "| |", 1)
 
 
+def study_until_budgets(
+    title: str,
+    tabulate: Callable[..., tuple[dict[str, Any], str]],
+    list_rows: Callable[[str], Rows],
+    *common: str,
+    seeds: tuple[int, ...] = (0, 1, 2),
+) -> Study:
+    """A study in which every row of a data set runs until the plain experiment's budgets are used up."""
+    return Study(
+        title,
+        tabulate,
+        rows={dataset: list_rows(dataset) for dataset in DATASETS},
+        common={dataset: (*stop_at_budgets(dataset), *common) for dataset in DATASETS},
+        seeds=seeds,
+        rounds={"cifar10": 8, "femnist": 12},
+        same_budgets=True,
+    )
+
+
 STUDIES = {
     "ablation": Study(
         "HCEF+ without each of its parts",
@@ -948,82 +1032,59 @@ STUDIES = {
         rounds={"cifar10": 12, "femnist": 12},
     ),
     "momentum": Study("what momentum does to each scheme, from the runs of `differences`", tabulate_momentum),
-    "learning": Study(
+    "learning": study_until_budgets(
         "CEF and HCEF+ with one training option changed at a time, on held-out samples",
         tabulate_learning,
-        rows={dataset: list_learning(dataset) for dataset in DATASETS},
-        common={dataset: (*stop_at_budgets(dataset), "data.held_out=0.1") for dataset in DATASETS},
+        list_learning,
+        "data.held_out=0.1",
         seeds=(10,),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
     ),
-    "under-budgets": Study(
-        "twenty schemes and algorithms of the field until the same budgets are used up",
-        tabulate_under_budgets,
-        rows={dataset: list_under_budgets(dataset) for dataset in DATASETS},
+    "under-budgets": replace(
+        study_until_budgets(
+            "twenty schemes and algorithms of the field until the same budgets are used up",
+            tabulate_under_budgets,
+            list_under_budgets,
+        ),
         common={
             dataset: (*stop_at_budgets(dataset), f"local.step_overhead={overhead}")
             for dataset, overhead in LANDED_OVERHEAD.items()
         },
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
     ),
-    "under-budgets-whole": Study(
+    "under-budgets-whole": study_until_budgets(
         "the rows of under-budgets that ended before their budgets, with enough rounds",
         tabulate_under_budgets,
-        rows=dict.fromkeys(DATASETS, WHOLE_BUDGET),
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
+        lambda _: WHOLE_BUDGET,
     ),
-    "field": Study(
-        "the systems that the paper names and others, on both data sets, until the same budgets are used up",
-        tabulate_field,
+    "field": replace(
+        study_until_budgets(
+            "the systems of the paper and others, on both data sets, until the same budgets are used up",
+            tabulate_field,
+            list_field,
+        ),
         targets="CIFAR-10 FEMNIST",
-        rows={dataset: list_field(dataset) for dataset in DATASETS},
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
         both=True,
     ),
-    "static": Study(
+    "static": study_until_budgets(
         "HCEF+ beside a grid of static plans until the same budgets are used up",
         tabulate_static,
-        rows=dict.fromkeys(DATASETS, list_static()),
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
+        lambda _: list_static(),
     ),
-    "progress": Study(
+    "progress": study_until_budgets(
         "what steps, batches and uploads are worth: static plans on held-out samples",
         tabulate_rates,
-        rows=dict.fromkeys(DATASETS, list_progress()),
-        common={dataset: (*stop_at_budgets(dataset), "data.held_out=0.1") for dataset in DATASETS},
+        lambda _: list_progress(),
+        "data.held_out=0.1",
         seeds=(10,),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
     ),
-    "best": Study(
+    "best": study_until_budgets(
         "HCEF+ with its training options, and others with the same ones, until the same budgets are used up",
         tabulate_under_budgets,
-        rows={dataset: list_best(dataset) for dataset in DATASETS},
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
+        list_best,
     ),
-    "front": Study(
+    "front": study_until_budgets(
         "HCEF+ beside static plans with the same training options; --set makes it another fleet",
         tabulate_rates,
-        rows=dict.fromkeys(DATASETS, list_front()),
-        common={dataset: stop_at_budgets(dataset) for dataset in DATASETS},
-        seeds=(0, 1, 2),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
+        lambda _: list_front(),
     ),
     "full": Study(
         "HCEF+, others with the same training options and CEF at its best, at full scale, to a target",
@@ -1035,14 +1096,17 @@ STUDIES = {
         same_budgets=True,
         file="best",
     ),
-    "rates-cef": Study(
+    "attribution": study_until_budgets(
+        "what each ingredient of HCEF+ brings: alone, added to CEF, and missing from HCEF+",
+        tabulate_attribution,
+        list_attribution,
+    ),
+    "rates-cef": study_until_budgets(
         "learning rates of CEF under budgets, on held-out samples",
         tabulate_rates,
-        rows=dict.fromkeys(DATASETS, RATES),
-        common={dataset: (*stop_at_budgets(dataset), "data.held_out=0.1") for dataset in DATASETS},
+        lambda _: RATES,
+        "data.held_out=0.1",
         seeds=(10, 11, 12),
-        rounds={"cifar10": 8, "femnist": 12},
-        same_budgets=True,
     ),
     "costs": Study(
         "time and energy to an accuracy, of a folder with one run per scheme and seed", tabulate_costs

@@ -217,7 +217,6 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Ledger":
-        """Restores the ledger that `to_dict` wrote."""
         allowed = cls.__dataclass_fields__
         for name in fields:
             if name not in allowed:

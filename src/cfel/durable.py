@@ -152,14 +152,10 @@ def remove_leftovers(directory: Path) -> None:
 def read_bytes(
     path: Path, *, start: int = 0, max_bytes: int | None = MAX_BYTES, follow_links: bool = False
 ) -> bytes:
-    """Reads a regular file.
+    """Reads a regular file, from byte `start` on; `max_bytes` is how large it may be, None for no limit.
 
-    Args:
-        path: the file.
-        start: byte to begin with; nothing is read of a shorter file.
-        max_bytes: how large it may be; None for what the machine's memory holds.
-        follow_links: whether it may be a link. Not for files of a run directory, which may come from somebody
-            else and then point anywhere.
+    Links are for files that a user names, not for those of a run directory, which may come from somebody else
+    and then point anywhere.
 
     Raises:
         StorageError: it is missing, too large, no regular file, or cannot be read.

@@ -29,30 +29,21 @@ _MOST_DEVICES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class FleetChange:
-    """One change of a fleet or of the length of its run: an entry of the experiment file's `fleet.changes`.
+    """One change of a fleet or of the length of its run: an entry of `fleet.changes` in the file."""
 
-    Attributes:
-        round: the first global round, from 1, that it holds for.
-        what: one of `CHANGES`.
-        device: number of the device, or a list of them.
-        edge: number of the edge server: where devices are added or moved to, or which one is changed.
-        rounds: global rounds that "extend" adds.
-        seconds, joules: what "extend" adds to the budgets.
-        address: "host:port" of an edge server that is added; the simulator does not use it.
-        home: edge server that devices which are moved go back to when it returns, if that is asked for.
-        ticket: names the command that asked for it, so that one that is repeated counts once.
-    """
-
-    round: int
-    what: str
-    device: tuple[int, ...] = ()
+    round: int  # the first global round, from 1, that it holds for
+    what: str  # one of `CHANGES`
+    device: tuple[int, ...] = ()  # number of the device, or a list of them
+    # Number of the edge server: where devices are added or moved to, or which one is changed.
     edge: int | None = None
-    rounds: int = 0
+    rounds: int = 0  # global rounds that "extend" adds
+    # `seconds`, `joules`: what "extend" adds to the budgets.
     seconds: float = 0.0
     joules: float = 0.0
-    address: str = ""
+    address: str = ""  # "host:port" of an edge server that is added; the simulator does not use it
+    # Edge server that devices which are moved go back to when it returns, if that is asked for.
     home: int | None = None
-    ticket: str = ""
+    ticket: str = ""  # names the command that asked for it, so that one that is repeated counts once
 
     def __post_init__(self) -> None:
         validation.check_whole("fleet.changes.round", self.round, least=1)
@@ -102,32 +93,22 @@ class FleetChange:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Who belongs to a fleet during a global round, and what was added to the length of its run.
+    """Who belongs to a fleet during a global round, and what was added to the length of its run."""
 
-    Attributes:
-        edge_of: per device number, its edge server, or the last one it had.
-        devices: numbers of the devices that belong to the fleet.
-        edges: numbers of the edge servers that do, in increasing order.
-        clusters: edge servers that ever were: their numbers are smaller.
-        rounds, seconds, joules: what was added.
-        is_paused: whether the next global round waits for "resume".
-        voter_changes: how often edge servers were added or removed.
-        guests: devices that have failed over to another edge server, each with the one they came from.
-    """
-
-    edge_of: tuple[int, ...]
-    devices: frozenset[int]
-    edges: tuple[int, ...]
-    clusters: int
+    edge_of: tuple[int, ...]  # per device number, its edge server, or the last one it had
+    devices: frozenset[int]  # numbers of the devices that belong to the fleet
+    edges: tuple[int, ...]  # numbers of the edge servers that do, in increasing order
+    clusters: int  # edge servers that ever were: their numbers are smaller
+    # `rounds`, `seconds`, `joules`: what was added.
     rounds: int = 0
     seconds: float = 0.0
     joules: float = 0.0
-    is_paused: bool = False
-    voter_changes: int = 0
+    is_paused: bool = False  # whether the next global round waits for "resume"
+    voter_changes: int = 0  # how often edge servers were added or removed
+    # Devices that have failed over to another edge server, each with the one they came from.
     guests: tuple[tuple[int, int], ...] = ()
 
     def list_devices(self, edge: int) -> list[int]:
-        """The devices of an edge server."""
         return [n for n in sorted(self.devices) if self.edge_of[n] == edge]
 
 

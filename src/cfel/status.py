@@ -210,6 +210,8 @@ class Status:
     leader_changes: int = 0  # elections that this node has seen a winner of, since it started
     wire_bytes: int = 0  # bytes of all uploads and gossip so far
     certificate_expires: float | None = None  # when this node's certificate expires, in Unix seconds, or None
+    halted: str = ""  # why this node carries out no commands, as with a full disk; empty if it does
+    applicants: tuple[int, ...] = ()  # devices that ask this node for orders and are no members of the fleet
 
     def __post_init__(self) -> None:
         _escape_texts(self)
@@ -226,12 +228,16 @@ class Status:
             check_number("target", self.target)
         for reason, number in self.rejected:
             _check_count(f"rejected[{reason!r}]", number)
+        for number in self.applicants:
+            _check_count("applicants", number)
 
     @property
     def unready(self) -> str:
         """Why the node takes no part in a federation that can make progress; empty if it does."""
         if self.source != "edge" or self.phase == "finished":
             return ""
+        if self.halted:
+            return self.halted
         if self.majority is False:
             return "no majority of edge servers is in touch"
         return "" if self.coordinator is not None else "no coordinator is elected"

@@ -1,6 +1,6 @@
 """The built parts of an experiment that the simulator and a deployment both run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,6 +14,7 @@ from cfel.learning.edge import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
+from cfel.losses import Place, RoundLoss
 from cfel.membership import FleetChange, Membership
 
 
@@ -42,38 +43,26 @@ class Era:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class World:
-    """Everything a run needs; never changed. What changes in the course of a run is its state.
+    """Everything a run needs; never changed. What changes in the course of a run is its state."""
 
-    Attributes:
-        setting: who, how long, under which scheme and budgets; all that plans and costs depend on.
-        task: what is learned.
-        data: what each device holds, by device id.
-        training: how devices train.
-        compress: how uploads are compressed.
-        start: the model every edge server begins with.
-        edge_rules: what an edge server makes of updates.
-        new_device: what a device remembers before its first order: its own part of the model.
-        evaluation: when models are evaluated, and on what.
-        variances: per number of the model's statistics, whether it is a variance; empty for none.
-        model_name: of the model's builder; empty if the model belongs to a user-defined task.
-        eras: the settings between changes of the fleet, in order; empty where it cannot change.
-        changes: those changes.
-        change: makes the same world with other changes; None where the fleet cannot change.
-    """
-
-    setting: Setting
-    task: Task
-    data: tuple[DeviceData, ...]
-    training: TrainingParameters
-    compress: Compressor
-    start: FlatModel
-    edge_rules: EdgeRules = field(default_factory=EdgeRules)
+    setting: Setting  # who, how long, under which scheme and budgets; all that plans and costs depend on
+    task: Task  # what is learned
+    data: tuple[DeviceData, ...]  # what each device holds, by device id
+    training: TrainingParameters  # how devices train
+    compress: Compressor  # how uploads are compressed
+    start: FlatModel  # the model every edge server begins with
+    edge_rules: EdgeRules = field(default_factory=EdgeRules)  # what an edge server makes of updates
+    # What a device remembers before its first order: its own part of the model.
     new_device: DeviceState = field(default_factory=DeviceState)
-    evaluation: Evaluations = field(default_factory=Evaluations)
+    evaluation: Evaluations = field(default_factory=Evaluations)  # when models are evaluated, and on what
+    # Per number of the model's statistics, whether it is a variance; empty for none.
     variances: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    # The settings between changes of the fleet, in order; empty where it cannot change.
     eras: tuple[Era, ...] = ()
-    changes: tuple[FleetChange, ...] = ()
+    changes: tuple[FleetChange, ...] = ()  # those changes
+    # Makes the same world with other changes; None where the fleet cannot change.
     change: Callable[[Sequence[FleetChange]], "World"] | None = None
+    losses: Mapping[Place, RoundLoss] = field(default_factory=dict)  # of a federation that is repeated
 
     def at(self, global_round: int) -> "World":
         """The world during a global round (from 0), with the setting that holds then."""
@@ -110,4 +99,4 @@ class World:
             raise InputError("the fleet of this world cannot change")
         return self if tuple(changes) == self.changes else self.change(changes)
 
-    model_name: str = ""
+    model_name: str = ""  # of the model's builder; empty if the model belongs to a user-defined task

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import cfel
-from cfel.api.cluster_runs import whole_runs_are_better
-from cfel.api.runs import list_rows, plan_comparison
+from cfel.api.runs import list_rows, plan_comparison, whole_runs_are_better
 from cfel.errors import InputError, RunDirectoryError
 from cfel.plugins import ANY_CODE
 from tests.report.conftest import record, write_run

@@ -43,8 +43,9 @@ def test_rounds_are_whole() -> None:
 
 
 def test_everybody_sends_a_tenth() -> None:
-    from cfel.simulation import PoolExecutor, initial_state
+    from cfel.simulation.executors import PoolExecutor
     from cfel.simulation.loop import run_edge_round
+    from cfel.simulation.state import initial_state
 
     world = build_bench_world(TINY)
     parameters = build_bench_parameters(TINY, world)

@@ -52,9 +52,12 @@ def observation(rounds: Rounds, budget: Budget, at: int = 0, spent: float = 0.0)
         (Budget(), 0, 0.0, 1000),
     ],
 )
-def test_rounds_are_those_that_the_budget_covers(budget: Budget, at: int, spent: float, last: int) -> None:
-    seen = observation(Rounds(1000, 1, 10, stop="budget"), budget, at, spent)
-    assert limit_to_budget(seen).rounds == Rounds(last, 1, 10, stop="budget")
+@pytest.mark.parametrize("stop", ["budget", "target"])
+def test_rounds_are_those_that_the_budget_covers(
+    stop: str, budget: Budget, at: int, spent: float, last: int
+) -> None:
+    seen = observation(Rounds(1000, 1, 10, stop=stop, target=0.5), budget, at, spent)
+    assert limit_to_budget(seen).rounds == Rounds(last, 1, 10, stop=stop, target=0.5)
 
 
 def test_small_batches_are_left_half_of_full_work() -> None:
@@ -93,9 +96,8 @@ def test_a_deep_fade_of_one_device_grants_a_round_no_more() -> None:
     assert changed == 0
 
 
-@pytest.mark.parametrize("stop", ["rounds", "target"])
-def test_other_runs_are_planned_to_their_last_round(stop: str) -> None:
-    seen = observation(Rounds(1000, 1, 10, stop=stop, target=0.5), Budget(seconds=80.0))
+def test_other_runs_are_planned_to_their_last_round() -> None:
+    seen = observation(Rounds(1000, 1, 10), Budget(seconds=80.0))
     assert limit_to_budget(seen) is seen
 
 

@@ -17,6 +17,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.experiment import Experiment
 from cfel.learning.torch_state import prepare_process, prepare_thread
+from cfel.losses import merge_losses
 from cfel.membership import FleetChange
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import parse_log
@@ -64,6 +65,8 @@ class Changing(Federation):
         calls = RemoteCalls(MemoryClient(OPERATOR, self.network))
         while True:
             answer = await calls.call(Identity("edge", of), ChangeRequest(change), 10)
+            if answer.refused:
+                raise RejectedError(answer.refused)
             if answer.round:
                 return answer.round
             await asyncio.sleep(0.5)
@@ -79,10 +82,11 @@ class Changing(Federation):
 
 
 def repeat(records: list[RoundRecord], asked: Experiment | None = None) -> list[dict[str, Any]]:
-    """What the simulator makes of the changes in a log."""
+    """What the simulator makes of the changes and losses in a log."""
     found = tuple(change for record in records for change in record.changes)
+    losses = merge_losses(loss for record in records for loss in record.losses)
     base = asked or experiment()
-    changed = replace(base, fleet=replace(base.fleet, changes=found))
+    changed = replace(base, fleet=replace(base.fleet, changes=found, losses=losses))
     return timeless([each.record for each in outcomes(changed)])
 
 
@@ -146,11 +150,16 @@ def test_an_edge_server_joins_and_another_leaves() -> None:
         assert federation.log(i) == records
 
 
-def test_devices_of_an_edge_server_that_is_gone_work_elsewhere() -> None:
-    """Edge 2 dies in the first round and never comes back; its devices 4 and 5 take part again."""
+@pytest.mark.parametrize("seconds", [0.0, 1.0, 2.0, 4.0, 7.0])
+def test_devices_of_an_edge_server_that_is_gone_work_elsewhere(seconds: float) -> None:
+    """Edge 2 dies early in the run and never comes back; its devices 4 and 5 take part again.
+
+    Some of their updates die with it, at different moments of a round. The simulator repeats even that.
+    """
 
     async def operate(federation: Changing) -> None:
         await federation.ask("extend", rounds=3)
+        await asyncio.sleep(seconds)
         await federation.kill(Identity("edge", 2))
         await until("they are taken over", lambda: {4, 5} <= {*federation.devices(0), *federation.devices(1)})
 
@@ -159,6 +168,59 @@ def test_devices_of_an_edge_server_that_is_gone_work_elsewhere() -> None:
     moves = [change for record in records for change in record.changes if change.what == "move device"]
     assert sorted(n for each in moves for n in each.device) == [4, 5]
     assert {each.home for each in moves} == {2}
+    assert any(loss.lost or loss.absent for record in records for loss in record.losses)
+    names = ("round", "model_sha256", "seconds", "joules", "devices_taking_part")
+    repeated = repeat(records)
+    assert [[getattr(each, name) for name in names] for each in records] == [
+        [each[name] for name in names] for each in repeated
+    ]
+
+
+def test_an_edge_server_with_a_full_disk_says_so_and_holds_nobody_up() -> None:
+    """Edge 2 takes no part while its disk is full, and the others do not wait for its model in gossip.
+
+    A global round takes about 5 s of the virtual clock. Waiting `gossip_seconds` for a model in each would
+    allow for 2 rounds in 30 s at most.
+    """
+    seen: dict[str, Any] = {}
+
+    async def operate(federation: Changing) -> None:
+        await federation.ask("extend", rounds=20)
+        others = [i for i in federation.edges if i != federation.coordinator()]
+        full = Identity("edge", others[0])
+        federation.disks[full].is_full = True
+        await asyncio.sleep(30.0)
+        first = len(federation.log(others[1]))
+        await asyncio.sleep(30.0)
+        seen["rounds"] = len(federation.log(others[1])) - first
+        seen["unready"] = [federation.edges[i].take_snapshot().unready for i in others]
+        seen["problem"] = federation.edges[others[0]].take_snapshot().problem
+        federation.disks[full].is_full = False
+        await asyncio.sleep(30.0)
+        seen["later"] = federation.edges[others[0]].take_snapshot().unready
+
+    play(operate)
+    assert seen["rounds"] >= 4, seen
+    assert "this node tries again by itself" in seen["unready"][0]
+    assert seen["unready"][0] in seen["problem"]
+    assert (seen["unready"][1], seen["later"]) == ("", "")
+
+
+def test_a_device_that_is_no_member_is_named_with_what_to_do() -> None:
+    async def operate(federation: Changing) -> None:
+        federation.start(Identity("device", 6))
+        await federation.ask("extend", rounds=20)
+        await asyncio.sleep(20.0)
+        assert federation.edges[0].take_snapshot().applicants == (6,)
+        assert federation.edges[0].take_snapshot().problem == ""
+        await asyncio.sleep(60.0)
+        words = "not in the fleet: device-6; `cfel fleet add device 6 --edge N` adds them"
+        assert words in federation.edges[0].take_snapshot().problem
+        await federation.ask("add device", device=(6,), edge=1)
+        assert federation.edges[0].take_snapshot().applicants == ()
+
+    _, records = play(operate)
+    assert records[-1].devices_taking_part == 7
 
 
 def test_a_pause_lasts_until_somebody_resumes() -> None:

@@ -277,7 +277,10 @@ def test_in_touch() -> None:
     assert InTouch(3, 2, ()).describe() == ""
     one = InTouch(3, 2, (2,))
     assert one.has_majority
-    assert one.describe() == "not in touch: edge-2; the others continue without"
+    assert one.describe() == (
+        "not in touch: edge-2; the others continue without; if it is gone for good, "
+        "`cfel fleet remove edge 2`"
+    )
     two = InTouch(3, 2, (1, 2))
     assert not two.has_majority
     assert two.describe().startswith("no majority: 1 of 3 edge servers are in touch, 2 are needed")

@@ -4,14 +4,13 @@ The coordinator's cable is pulled and plugged in again. Needs root and `ip`; mak
 no other network and takes them down again.
 """
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -19,71 +18,28 @@ import pytest
 from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
+from cfel.errors import DeploymentError
 from cfel.experiment import experiment_toml
 from cfel.launch.node import NodeFile, write_node
 from cfel.runlog.records import read_log
 from tests.deployment.conftest import deployed
+from tests.support.hosts import Hosts, make_hosts
 
 EDGES = 3
 GLOBAL_ROUNDS = 8
 PATIENCE_SECONDS = 90.0
-IP = shutil.which("ip")
 
 pytestmark = [pytest.mark.long, pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
-def ip(*arguments: str) -> None:
-    """The `ip` command."""
-    subprocess.run([str(IP), *arguments], check=True, capture_output=True, timeout=20)
-
-
-class Hosts:
-    """Namespaces joined by a bridge that lives in one more of them."""
-
-    def __init__(self, prefix: str) -> None:
-        self.hub = f"{prefix}-hub"
-        self.names = [f"{prefix}-{i}" for i in range(EDGES)]
-
-    def make(self) -> None:
-        """Plugs everything together."""
-        ip("netns", "add", self.hub)
-        ip("-n", self.hub, "link", "add", "bridge", "type", "bridge")
-        ip("-n", self.hub, "link", "set", "bridge", "up")
-        for i, name in enumerate(self.names):
-            ip("netns", "add", name)
-            peer = ("peer", "name", "eth0", "netns", name)
-            ip("-n", self.hub, "link", "add", f"cable{i}", "type", "veth", *peer)
-            ip("-n", self.hub, "link", "set", f"cable{i}", "master", "bridge", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "address", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-
-    def pull(self, edge: int) -> None:
-        """Cuts one host off."""
-        ip("-n", self.hub, "link", "set", f"cable{edge}", "down")
-
-    def plug(self, edge: int) -> None:
-        """Joins it again."""
-        ip("-n", self.hub, "link", "set", f"cable{edge}", "up")
-
-    def remove(self) -> None:
-        """Takes everything down that is there."""
-        for name in (*self.names, self.hub):
-            subprocess.run([str(IP), "netns", "delete", name], check=False, capture_output=True, timeout=20)
-
-
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    if IP is None or os.geteuid() != 0:
-        pytest.skip("needs root and the `ip` command to make network namespaces")
-    made = Hosts(f"cfel{os.getpid()}")
-    try:
-        made.make()
-    except subprocess.CalledProcessError as error:
-        made.remove()
-        pytest.skip(f"this system lets no network namespaces be made: {error.stderr.decode().strip()}")
-    yield made
-    made.remove()
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(make_hosts(EDGES))
+        except DeploymentError as error:
+            pytest.skip(str(error))
+        yield made
 
 
 def configured(out: Path) -> list[Path]:
@@ -107,9 +63,9 @@ def configured(out: Path) -> list[Path]:
 def started(hosts: Hosts, configuration: Path) -> subprocess.Popen[bytes]:
     """One process in its namespace, its log beside its configuration."""
     role, number = configuration.stem.split("-")
-    command = [str(IP), "netns", "exec", hosts.names[int(number)], sys.executable, "-m", "cfel", role]
+    command = hosts.wrap(int(number), sys.executable, "-m", "cfel", role, "--config", str(configuration))
     with configuration.with_suffix(".log").open("wb") as log:
-        return subprocess.Popen([*command, "--config", str(configuration)], stdout=log, stderr=log)
+        return subprocess.Popen(command, stdout=log, stderr=log)
 
 
 def leaders(out: Path, edge: int) -> list[tuple[int, int | None]]:

@@ -97,8 +97,10 @@ def _list_learning() -> Iterator[Case]:
     for name in ("momentum", "fedadam", "fedyogi"):
         yield Case(f"edge {name}", {"aggregation.optimiser": name, "aggregation.learning_rate": 0.1})
     yield Case("average", {"aggregation.average": 0.5})
-    for steps in ("systematic", "whole", "small_batches", "last_layers"):
+    for steps in ("systematic", "whole", "small_batches"):
         yield Case(f"local.steps {steps}", {"local.steps": steps})
+    # The default scheme plans batches, so it rejects layers.
+    yield Case("local.steps last_layers", {"local.steps": "last_layers", "scheme.name": "cef_f"})
     yield Case("fresh estimates", {"local.estimator": "fresh", "local.fresh_batches": 3})
     yield Case("nesterov", {"local.nesterov": True, "local.weight_decay": 0.001, "local.clip_gradient": 1.0})
     yield Case("momentum reset", {"local.momentum_state": "reset"})

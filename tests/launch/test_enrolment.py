@@ -27,6 +27,7 @@ from cfel.launch.enrolment import OperatorDirectory, add_port, join, prepare_ope
 from cfel.launch.machine import Place, join_with_token, set_up
 from cfel.launch.node import read_node
 from cfel.membership import FleetChange
+from cfel.status import Status
 from tests.launch.test_node import free_port
 
 EXPERIMENT = """
@@ -267,30 +268,54 @@ def test_the_directory_of_an_operator(federation: OperatorDirectory, tmp_path: P
         OperatorDirectory(tmp_path / "nothing").read_operator()
 
 
-def test_nodes_are_added_to_a_running_federation(
+def test_nodes_that_have_joined_are_added_once_they_run(
     federation: OperatorDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked of the federation; an edge server's address is known from then on."""
+    """Devices 8 and 9 and edge 2 have joined, device 10 has not; device 9 and edge 2 are not started yet."""
     asked: list[FleetChange] = []
+    applicants, edges = [8], [0]
 
     async def agree(node: Node, change: FleetChange, seconds: float) -> int:
         assert (node.identity, seconds) == (Identity("operator", 0), 600.0)
+        if change.edge == 7:
+            raise RejectedError("edge 7 is no member")
         asked.append(change)
         return 5
 
+    async def answer(node: Node) -> dict[int, Status | str]:
+        assert node.addresses == (*ADDRESSES, "c:1")[: len(node.addresses)]
+        status = Status(node="edge-0", applicants=tuple(applicants))
+        return {i: status if i in edges else "nobody answers" for i in range(len(node.addresses))}
+
     monkeypatch.setattr(enrolment, "ask_for_change", agree)
-    device, edge = Identity("device", 9), Identity("edge", 2)
-    assert (federation.is_known(DEVICE), federation.is_known(device)) == (True, False)
-    assert asyncio.run(federation.add_node(device, 1, "")) == 5
+    monkeypatch.setattr(enrolment, "ask_status", answer)
+    devices, edge = [Identity("device", n) for n in (8, 9, 10, 11)], Identity("edge", 2)
+    assert (federation.is_known(DEVICE), federation.is_known(edge)) == (True, False)
     with pytest.raises(InputError, match="edge-3: the next edge server is edge-2"):
-        asyncio.run(federation.add_node(Identity("edge", 3), 0, "c:1"))
-    assert asyncio.run(federation.add_node(edge, 0, "c:1")) == 5
+        federation.plan_joining(Identity("edge", 3), None, "c:1")
+    homes = dict(zip(devices, (1, 1, 1, 7), strict=True))
+    for each in (*devices, edge):
+        joining = federation.plan_joining(each, homes.get(each), "c:1")
+        token = federation.invitations.invite(each, bytes(32), "10.0.0.9:7399", 1.0, joining)
+        if each != devices[2]:
+            federation.invitations.use(str(each), token.secret, b"its key")
+    assert federation.is_known(edge)
+    assert (federation.make_kit().addresses[2], federation.find_hosts(edge)) == ("c:1", ("c",))
+    assert asyncio.run(federation.add_arrived()) == {devices[0]: 5}
+    # A new token, as for a machine that was set up again, changes nothing about that.
+    renewed = federation.invitations.invite(devices[1], bytes(32), "10.0.0.9:7399", 1.0)
+    federation.invitations.use("device-9", renewed.secret, b"its key")
+    applicants[:], edges[:] = [9, 11], [0, 2]
+    found = {devices[1]: 5, devices[3]: "edge 7 is no member", edge: 5}
+    assert asyncio.run(federation.add_arrived()) == found
+    assert asyncio.run(federation.add_arrived()) == {}
     assert [(each.what, each.device, each.edge, each.address) for each in asked] == [
+        ("add device", (8,), 1, ""),
         ("add device", (9,), 1, ""),
         ("add edge", (), 2, "c:1"),
     ]
     assert federation.read_operator().node.addresses == (*ADDRESSES, "c:1")
-    assert federation.find_hosts(edge) == ("c",)
+    assert list(federation.invitations.list_joining()) == [devices[2]]
     # The command that began it may still be repeated.
     prepare_operator(federation.path, tmp_path / "experiment.toml", ADDRESSES)
 

@@ -128,6 +128,21 @@ def test_logs_that_are_cut_and_torn_are_read_again(
     assert RunDirectory.open(tmp_path).records()[-1].round == ROUNDS
 
 
+def test_the_log_of_an_edge_server_that_joined_later_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[bytes]
+) -> None:
+    """The first edge servers log 10 rounds and leave; edge 3 has all 30."""
+
+    def write(look: int, logs: list[Path]) -> None:
+        if look == 0:
+            append(logs[0], b"".join(lines[:10]))
+            later = logs[0].parents[1] / "edge-3"
+            later.mkdir()
+            append(later / "rounds.jsonl", b"".join(lines))
+
+    assert launch(tmp_path, monkeypatch, write) == list(range(1, ROUNDS + 1))
+
+
 def test_no_engine_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[bytes]) -> None:
     """None runs, so `auto` stays. A directory of an earlier version that names one is still resumed."""
 

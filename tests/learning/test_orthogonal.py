@@ -5,12 +5,18 @@ import torch
 from torch import nn
 
 from cfel.errors import InputError
-from cfel.learning import orthogonal
+from cfel.learning import edge
 from cfel.learning.compressors import DenseUpdate
 from cfel.learning.device_messages import DeviceReport
-from cfel.learning.edge import AggregationParameters, EdgeRules, build_optimiser, update_edge_model
+from cfel.learning.edge import (
+    AggregationParameters,
+    EdgeRules,
+    build_optimiser,
+    find_polar_factor,
+    orthogonalise,
+    update_edge_model,
+)
 from cfel.learning.models.flat import FlatModel, FlatModule, Slot
-from cfel.learning.orthogonal import find_polar_factor, orthogonalise
 from cfel.learning.torch_state import seed_generator
 
 
@@ -42,7 +48,7 @@ def test_nothing_is_made_of_nothing() -> None:
 def test_large_matrices_are_orthogonalised_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two blocks of three rows are what each of them is alone."""
     matrix = torch.randn(6, 20, generator=torch.Generator().manual_seed(2))
-    monkeypatch.setattr(orthogonal, "MOST_ROWS", 3)
+    monkeypatch.setattr(edge, "MOST_ROWS", 3)
     blocks = torch.cat([find_polar_factor(matrix[:3]), find_polar_factor(matrix[3:])])
     assert torch.equal(find_polar_factor(matrix), blocks)
 

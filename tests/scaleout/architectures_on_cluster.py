@@ -4,7 +4,8 @@ import json
 import sys
 
 from cfel.scaleout import connect_cluster, ray_executor
-from cfel.simulation import initial_state, simulate
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import initial_state
 from tests.architectures import THREE_ROUNDS, TWELVE
 from tests.simulation.drive import tiny
 

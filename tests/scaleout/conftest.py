@@ -15,7 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 import pytest
 
 from cfel.experiment import Experiment
-from cfel.simulation import initial_state, simulate
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import initial_state
 from tests.simulation.drive import timeless
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from cfel.experiment import load_experiment
 from cfel.plugins import ANY_CODE
 from cfel.scaleout import ray_executor
-from cfel.simulation import initial_state, simulate
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import initial_state
 
 
 def main(experiment: str, address: str, *changes: str) -> None:

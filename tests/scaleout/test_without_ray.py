@@ -52,7 +52,7 @@ def test_what_ray_could_not_train_is_said_first() -> None:
         fleet={"devices": 2, "clusters": 1},
         simulation={"engine": "ray"},
     )
-    with pytest.raises(InputError, match="it has a loop of its own"):
+    with pytest.raises(InputError, match="it has its own training loop"):
         list(cfel.simulate(experiment))
 
 

@@ -130,9 +130,9 @@ def test_interrupted_runs_have_checkpoints(fake_ray: "FakeRay", tmp_path: Path) 
 def test_no_node_sees_the_folder(
     fake_ray: "FakeRay", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cfel.scaleout import run_sweep as module
+    from cfel.scaleout import whole_runs
 
-    monkeypatch.setattr(module, "_read_versions", lambda _: ())
+    monkeypatch.setattr(whole_runs, "_read_versions", lambda _: ())
     said: list[str] = []
     with pytest.raises(ScaleoutError, match="put it on shared storage"):
         run_all(sweep(tmp_path), tmp_path, RunOptions(notify=said.append))

@@ -12,8 +12,9 @@ from cfel.experiment.sections import merge
 from cfel.learning.device_messages import DeviceOrder
 from cfel.plugins import ANY_CODE
 from cfel.runlog import WALL_CLOCK_FIELDS, PlanTable, RoundRecord
-from cfel.simulation import PoolExecutor, RoundOutcome, initial_state, simulate
-from cfel.simulation.executors import Job, JobResult
+from cfel.simulation.executors import Job, JobResult, PoolExecutor
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import RoundOutcome, initial_state
 from cfel.world import World
 
 TINY: Mapping[str, Any] = {

@@ -11,8 +11,8 @@ from cfel.experiment import Experiment
 from cfel.learning.device import device_update
 from cfel.learning.local.workspace import Workspace
 from cfel.rounds.kernel import EdgeRoundOutcome
-from cfel.simulation import RunState, initial_state
 from cfel.simulation.loop import run_edge_round
+from cfel.simulation.state import RunState, initial_state
 from cfel.world import World
 from tests.simulation.drive import Listening, column, outcomes, records, tiny
 

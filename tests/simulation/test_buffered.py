@@ -17,14 +17,15 @@ from cfel.learning.compressors import DenseUpdate, Update
 from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.models.flat import FlatModel
 from cfel.runlog import RoundRecord, RunDirectory
-from cfel.simulation import Executor, RunState, initial_state
 from cfel.simulation.buffered import find_busy, run_buffered, take_first
-from cfel.simulation.executors import Job, JobResult
+from cfel.simulation.executors import Executor, Job, JobResult
 from cfel.simulation.loop import make_jobs
 from cfel.simulation.state import (
     EdgeRoundOrders,
     PendingUpdate,
+    RunState,
     from_checkpoint,
+    initial_state,
     pending_tensors,
     pending_values,
     read_pending,

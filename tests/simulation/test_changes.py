@@ -11,12 +11,13 @@ import pytest
 from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml, parse_experiment
 from cfel.experiment.experiment import load_experiment
+from cfel.membership import FleetChange
 from cfel.plugins import ANY_CODE
 from cfel.rounds.run_directory import RunRequest
 from cfel.runlog import RoundRecord, RunDirectory
-from cfel.simulation import PoolExecutor, RoundOutcome
-from cfel.simulation.run import Watch, run_in_directory
-from cfel.simulation.state import enter_round
+from cfel.simulation.executors import PoolExecutor
+from cfel.simulation.loop import Watch, run_in_directory
+from cfel.simulation.state import RoundOutcome, enter_round
 from cfel.validation import parse_toml
 from tests.simulation.drive import outcomes, timeless, tiny
 
@@ -125,6 +126,15 @@ def test_the_file_keeps_its_changes() -> None:
     again = parse_experiment(parse_toml(experiment_toml(experiment)), ANY_CODE)
     assert again.fleet.changes == experiment.fleet.changes
     assert "changes" not in experiment_toml(tiny())
+
+
+def test_a_change_does_not_compute_the_budget_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator changes its world between two heartbeats, and a dry run of CEF takes longer than that."""
+    world = tiny({"budget": {"share_of_cef": 0.5}}).build_world()
+    monkeypatch.setattr(Experiment, "_compute_budget", None)
+    changed = world.with_changes([FleetChange(2, "extend", joules=7.0)])
+    assert changed.at(0).setting.budget == world.setting.budget
+    assert changed.at(1).setting.budget.joules == world.setting.budget.joules + 7.0
 
 
 def test_a_world_can_be_changed_later() -> None:

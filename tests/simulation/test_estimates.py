@@ -10,7 +10,9 @@ import pytest
 from cfel.control.scheme import Observation, RoundPlan, Scheme, State
 from cfel.learning.device_messages import DeviceOrder, DeviceState
 from cfel.learning.local.estimates import Estimates
-from cfel.simulation import PoolExecutor, initial_state, simulate
+from cfel.simulation.executors import PoolExecutor
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import initial_state
 from tests.simulation.drive import tiny
 
 

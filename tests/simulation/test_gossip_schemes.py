@@ -13,8 +13,8 @@ from cfel.learning.device import device_update
 from cfel.learning.edge import edge_aggregate, gossip_mix
 from cfel.learning.local.workspace import Workspace
 from cfel.rounds.kernel import EdgeRoundOutcome
-from cfel.simulation import RunState, initial_state, simulate
-from cfel.simulation.loop import run_edge_round
+from cfel.simulation.loop import run_edge_round, simulate
+from cfel.simulation.state import RunState, initial_state
 from tests.simulation.drive import Listening, outcomes, parameters_of, tiny
 
 ONE: Mapping[str, Any] = {"rounds": {"global": 1, "edge": 1, "local": 2}}

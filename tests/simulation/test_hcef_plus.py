@@ -14,8 +14,9 @@ from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.parameters import LocalParameters
 from cfel.rounds.estimates import combine_estimates, implausible_devices
-from cfel.simulation import PoolExecutor, initial_state, simulate
-from cfel.simulation.state import from_checkpoint, to_checkpoint
+from cfel.simulation.executors import PoolExecutor
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import from_checkpoint, initial_state, to_checkpoint
 from tests.simulation.drive import column, outcomes, records, timeless, tiny
 
 PLUS = {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}}
@@ -113,11 +114,11 @@ def test_every_scheme_can_use_small_batches(overhead: float) -> None:
         ),
         (
             {"local": {"algorithm": "shared_momentum", "schedule": "cosine"}},
-            r"local.schedule = 'cosine': shared momentum",
+            r"local.schedule = 'cosine': with shared momentum",
         ),
         (
             {"scheme": SMALL, "local": {"algorithm": "tests.simulation.test_hcef_plus:own_loop"}},
-            r"scheme.steps = 'small_batches'.*loop of its own",
+            r"scheme.steps = 'small_batches'.*its own training loop",
         ),
     ],
     ids=["local", "schedule", "loop"],

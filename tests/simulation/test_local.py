@@ -16,8 +16,8 @@ from cfel.learning.compressors import Update, topk
 from cfel.learning.device import device_estimate
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.files import load_model, save_model
-from cfel.simulation import initial_state
 from cfel.simulation.loop import run_edge_round
+from cfel.simulation.state import initial_state
 from tests.simulation.drive import Listening, column, outcomes, records, timeless, tiny
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from cfel.rounds.dry_run import dry_run
-from cfel.simulation import PoolExecutor, simulate
+from cfel.simulation.executors import PoolExecutor
+from cfel.simulation.loop import simulate
 from cfel.simulation.state import from_checkpoint, initial_state, to_checkpoint
 from tests.simulation.drive import column, outcomes, parameters_of, timeless, tiny
 

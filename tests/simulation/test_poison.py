@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from cfel.learning.edge import ScaledUpdate
-from cfel.simulation import PoolExecutor, initial_state, simulate
-from cfel.simulation.executors import Job, JobResult
+from cfel.simulation.executors import Job, JobResult, PoolExecutor
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import initial_state
 from tests.simulation.drive import outcomes, tiny
 
 

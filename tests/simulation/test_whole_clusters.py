@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from cfel.experiment import Experiment
-from cfel.simulation import PoolExecutor, initial_state, simulate
-from cfel.simulation.executors import JobResult
-from cfel.simulation.whole_clusters import ClusterJob, ClusterResult, is_even, run_cluster
+from cfel.simulation.executors import ClusterJob, ClusterResult, JobResult, PoolExecutor, is_even, run_cluster
+from cfel.simulation.loop import simulate
+from cfel.simulation.state import initial_state
 from cfel.world import World
 from tests.simulation.drive import records, timeless, tiny
 

@@ -8,7 +8,7 @@ import pytest
 
 from cfel.errors import StorageError
 from cfel.runlog import RoundRecord
-from cfel.tracking.event_files import crc32c, write_events
+from cfel.tracking import crc32c, write_events
 
 
 def unmask(value: int) -> int:

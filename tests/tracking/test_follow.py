@@ -10,11 +10,12 @@ import pytest
 from torch import nn
 
 import cfel
+from cfel import tracking
 from cfel.api.runs import RunOptions, plan_run, run_all
 from cfel.errors import InputError, RunBusyError, RunDirectoryError
 from cfel.extras import MissingExtraError
 from cfel.runlog import RoundRecord, RunWriter
-from cfel.tracking import RunEnd, TrackedRun, choose_trackers, follow_run, trackers
+from cfel.tracking import RunEnd, TrackedRun, choose_trackers, follow_run
 from tests.api.test_runs import make_experiment
 
 
@@ -91,7 +92,7 @@ def test_a_resumed_run_continues_where_it_was_tracked(log: TrackedRun) -> None:
     assert second.rounds == [4]
     assert [run.earlier for run in second.runs] == ["page-1"]
     assert late.rounds == [1, 2, 3, 4]
-    told = json.loads((log.directory / trackers.STATE_FILE).read_text())
+    told = json.loads((log.directory / tracking.STATE_FILE).read_text())
     assert {name: each["rounds"] for name, each in told.items()} == {"notebook": 4, "late": 4}
 
 
@@ -136,7 +137,7 @@ def test_trackers_hear_nothing_of_a_run_that_may_not_start(tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         cfel.run(make_experiment(model), tmp_path, progress=False, track=first, on_round=_interrupt)
     assert [end.status for end in first.ends] == ["interrupted"]
-    told = (tmp_path / trackers.STATE_FILE).read_text()
+    told = (tmp_path / tracking.STATE_FILE).read_text()
     second = Notebook()
     with pytest.raises(RunDirectoryError, match="holds a run already"):
         cfel.run(make_experiment(model), tmp_path, progress=False, track=second)
@@ -146,7 +147,7 @@ def test_trackers_hear_nothing_of_a_run_that_may_not_start(tmp_path: Path) -> No
     with RunWriter.resume(tmp_path)[0], pytest.raises(RunBusyError):
         cfel.run(make_experiment(model), tmp_path, progress=False, track=second, resume=True)
     assert (second.runs, second.rounds, second.ends) == ([], [], [])
-    assert (tmp_path / trackers.STATE_FILE).read_text() == told
+    assert (tmp_path / tracking.STATE_FILE).read_text() == told
     cfel.run(make_experiment(model), tmp_path, progress=False, track=second, resume=True)
     assert [run.earlier for run in second.runs] == ["page-1"]
     assert (second.rounds, [end.status for end in second.ends]) == ([2], ["finished"])
@@ -157,7 +158,7 @@ def _interrupt(_: RoundRecord) -> None:
 
 
 def test_a_tracker_that_hangs_is_left_alone(log: TrackedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "FINISH_SECONDS", 0.05)
+    monkeypatch.setattr(tracking, "FINISH_SECONDS", 0.05)
     release = threading.Event()
     messages: list[str] = []
 
@@ -176,7 +177,7 @@ def test_trackers_are_checked_before_a_run(monkeypatch: pytest.MonkeyPatch, tmp_
         cfel.run(make_experiment(), out=tmp_path / "run", track="mlfow")
     with pytest.raises(InputError, match=r"neither .* tracker nor a function"):
         cfel.run(make_experiment(), out=tmp_path / "run", track=[3])  # type: ignore[list-item]
-    monkeypatch.setattr("cfel.tracking.trackers.find_spec", lambda _: None)
+    monkeypatch.setattr("cfel.tracking.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'cfel\[wandb\]'"):
         cfel.run(make_experiment(), out=tmp_path / "run", track=["tensorboard", "wandb"])
     assert list(choose_trackers(["tensorboard"])) == ["tensorboard"]

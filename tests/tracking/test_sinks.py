@@ -22,7 +22,7 @@ def interrupted(
 ) -> Callable[[str], TrackedRun]:
     """Tracks a run that is interrupted after round 2, resumed, and done after round 3."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cfel.tracking.trackers.FINISH_SECONDS", 250.0)
+    monkeypatch.setattr("cfel.tracking.FINISH_SECONDS", 250.0)
     folders = {
         "WANDB_DIR": "wandb",
         "TRACKIO_DIR": f"{tmp_path}/trackio",

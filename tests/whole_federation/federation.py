@@ -169,7 +169,7 @@ class WholeFederation(Federation):
                     continue
                 except RejectedError:
                     return
-                if answer.round:
+                if answer.round or answer.refused:
                     return
                 break
             await asyncio.sleep(1.0)

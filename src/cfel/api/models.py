@@ -214,7 +214,7 @@ def _build_from_file(path: Path, code: CodePolicy) -> tuple[nn.Module, ModelForm
         raise InputError(f"{path}: does not fit its model {form.model!r}: {error}") from error
     if lacking or unknown:
         raise InputError(
-            f"{path}: tensor {[*lacking, *unknown][0]!r} is missing or too many; a file with the shared part "
+            f"{path}: tensor {[*lacking, *unknown][0]!r} is missing or unknown; a file with the shared part "
             "of a personal model cannot be used alone"
         )
     return module.eval(), form

@@ -267,7 +267,7 @@ def plan(
         energy_cap: joules for this round, all devices together; default: no limit.
         tau: local steps of the round, 5 by default.
         sigma2: variance of a mini-batch gradient, 1 by default.
-        g2: squared norm of a local gradient, 1 by default.
+        g2: squared norm of a local gradient, likewise.
         rho_min: least share of local steps, 0.1 by default.
         theta_min: least share of the update, 0.01 by default.
         noise_weight: weight of the noise term, 1 by default.
@@ -276,8 +276,7 @@ def plan(
         energy_budget: joules for a whole run, likewise.
         rounds: global rounds of that run.
         edge_rounds: edge rounds in each of them, 5 by default.
-        method: "joint", with a proven gap, or "alternating", the paper's Algorithm 3; only with HCEF and its
-            variants.
+        method: "joint", with a proven gap, or "alternating", the paper's Algorithm 3; only HCEF's.
         start: initial ρ of "alternating"; only with HCEF.
         scheme: who plans, if not the default: a built-in scheme, also with variants ("hcef+slow_clocks"), an
             entry point, "module:function", or a function that builds one.
@@ -322,7 +321,7 @@ def plan_fleet(table: object, given: Mapping[str, Any], option_name: OptionName 
     if scheme == HCEF:
         _reject_stated(stated, SCHEME_OPTIONS, "only with another scheme than hcef", option_name)
         return FleetPlan(named, solve(named.problem, method, None if start is None else (start, 1.0)))
-    return _plan_by_scheme(named, {**stated, "scheme": scheme}, length, option_name)
+    return _plan_first_round(named, {**stated, "scheme": scheme}, length, option_name)
 
 
 def _reject_stated(
@@ -398,7 +397,7 @@ def _find_drained(problem: RoundProblem, solution: Solution) -> NDArray[np.bool_
     return solution.device_joules >= problem.battery * (1 - TOUCH)
 
 
-def _plan_by_scheme(
+def _plan_first_round(
     named: NamedProblem, stated: Mapping[str, Any], length: RunLength | None, option_name: OptionName
 ) -> FleetPlan:
     """Plans the first edge round of a run of that length, None for a run of this round only.

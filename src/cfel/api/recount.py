@@ -20,9 +20,9 @@ from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml, load_directory_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import DryRunRound, dry_run
-from cfel.rounds.parameters import reject_buffering
 from cfel.rounds.run_directory import create_run
 from cfel.runlog import RoundRecord, RunDirectory
+from cfel.simulation.parameters import reject_buffering
 from cfel.wording import plural
 
 CHANGEABLE = (
@@ -97,7 +97,7 @@ def _check_same_plans(then: Sequence[DryRunRound], now: Sequence[DryRunRound]) -
         for old, new in zip(before.plans, after.plans, strict=True):
             if not (np.array_equal(old.rho, new.rho) and np.array_equal(old.theta, new.theta)):
                 raise InputError(
-                    f"round {number}: the scheme plans otherwise under the new conditions, so its models "
+                    f"round {number}: the scheme makes other plans under the new conditions, so its models "
                     "would differ; run it again"
                 )
 

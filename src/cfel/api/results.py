@@ -200,19 +200,12 @@ def load_result(
 
 @dataclass(frozen=True, eq=False, repr=False)  # without slots, where no property can be kept
 class RunSet:
-    """Several runs.
+    """Several runs."""
 
-    Attributes:
-        path: the directory that contains them.
-        runs: their results.
-        target: quality to reach, or None.
-        baseline: the row that others are compared with, or None.
-    """
-
-    path: Path
-    runs: tuple[RunResult, ...]
-    target: float | None
-    baseline: str | None
+    path: Path  # the directory that contains them
+    runs: tuple[RunResult, ...]  # their results
+    target: float | None  # quality to reach, or None
+    baseline: str | None  # the row that others are compared with, or None
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -263,7 +256,6 @@ class RunSet:
         return pa.Table.from_pylist(list_numbers(self.summary, self._settings)).to_pandas()
 
     def _repr_html_(self) -> str:
-        """How a notebook shows it."""
         return self.main_table.to_html()
 
     def describe_overruns(self) -> list[str]:

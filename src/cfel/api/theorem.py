@@ -18,8 +18,8 @@ from cfel.errors import InputError
 from cfel.experiment import Experiment, load_directory_experiment, load_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import dry_run
-from cfel.rounds.parameters import reject_buffering
 from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
+from cfel.simulation.parameters import reject_buffering
 from cfel.system.backhaul import target_weights, zeta
 
 ASSUMED = 1.0
@@ -88,7 +88,7 @@ def report_theorem(
     if holds_run(Path(path)):
         if changes:
             raise InputError(
-                f"--set {changes[0]}: {path} is a run, whose plans are what they were; "
+                f"--set {changes[0]}: {path} is a run, whose plans cannot change; "
                 "give an experiment file to try changes"
             )
         return _report_run(Path(path), assumed, code)

@@ -8,8 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-import cfel
-from cfel.api.runs import list_rows, replace_scheme
+from cfel.api import runs
 from cfel.cli import options, output
 from cfel.errors import InputError
 from cfel.experiment import Experiment
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     schemes = arguments.schemes
     if schemes is None:
         schemes = [] if arguments.variant else options.parse_names(SCHEMES)
-    rows = list_rows(experiment, schemes) if schemes or not arguments.variant else {}
+    rows = runs.list_rows(experiment, schemes) if schemes or not arguments.variant else {}
     for text in arguments.variant:
         name, variant = parse_variant(text, experiment)
         if name in rows:
@@ -94,7 +93,7 @@ def parse_variant(text: str, experiment: Experiment) -> tuple[str, Experiment]:
     for word in words:
         key, value = parse_change(word)
         if key in ("scheme", "scheme.name") and isinstance(value, str):
-            experiment = replace_scheme(experiment, value)
+            experiment = runs.replace_scheme(experiment, value)
         else:
             changes[key] = value
     return name.strip(), experiment.change(changes) if changes else experiment
@@ -102,7 +101,7 @@ def parse_variant(text: str, experiment: Experiment) -> tuple[str, Experiment]:
 
 def compare_and_print(rows: Mapping[str, Experiment], arguments: argparse.Namespace) -> int:
     """Runs and prints a comparison; also the second half of `cfel demo`."""
-    comparison = cfel.compare(
+    comparison = runs.compare(
         rows,
         seeds=arguments.seeds or None,
         out=arguments.out,

@@ -13,6 +13,7 @@ from cfel.errors import InputError
 from cfel.experiment import experiment_toml
 from cfel.experiment.experiment import load_directory_experiment
 from cfel.launch.node import read_node
+from cfel.losses import merge_losses
 from cfel.membership import FleetChange
 from cfel.plugins import ANY_CODE
 from cfel.runlog import RunDirectory
@@ -107,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def write_replay(arguments: argparse.Namespace) -> int:
-    """Writes the experiment of a federation with the changes in its log."""
+    """Writes the experiment of a federation with the changes and losses in its log."""
     records = RunDirectory.open(arguments.directory).records()
     experiment = load_directory_experiment(arguments.directory, code=ANY_CODE)
     decided = {record.round + 1 for record in records}
@@ -115,7 +116,8 @@ def write_replay(arguments: argparse.Namespace) -> int:
     changes = sorted(
         (*kept, *(change for record in records for change in record.changes)), key=lambda each: each.round
     )
-    repeated = replace(experiment, fleet=replace(experiment.fleet, changes=tuple(changes)))
+    losses = merge_losses(loss for record in records for loss in record.losses)
+    repeated = replace(experiment, fleet=replace(experiment.fleet, changes=tuple(changes), losses=losses))
     text = experiment_toml(repeated)
     if arguments.out is None:
         sys.stdout.write(text)

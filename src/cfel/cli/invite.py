@@ -115,26 +115,17 @@ def _prepare(arguments: argparse.Namespace) -> OperatorDirectory:
 
 def _invite(federation: OperatorDirectory, arguments: argparse.Namespace, at: str) -> dict[Identity, Token]:
     named = [parse_identity(name) for name in arguments.nodes]
-    for identity in named:
-        if not federation.is_known(identity):
-            _add(federation, arguments, identity)
+    address = "" if arguments.address is None else add_port(arguments.address)
+    # All are checked before the first token is made.
+    joining = {
+        each: None if federation.is_known(each) else federation.plan_joining(each, arguments.edge, address)
+        for each in named
+    }
     authority = fingerprint(federation.authority)
     return {
-        each: federation.invitations.invite(each, authority, at, arguments.expires)
+        each: federation.invitations.invite(each, authority, at, arguments.expires, joining.get(each))
         for each in named or federation.list_absent()
     }
-
-
-def _add(federation: OperatorDirectory, arguments: argparse.Namespace, identity: Identity) -> None:
-    """Adds a node to the fleet of the running federation."""
-    option = {"edge": "address", "device": "edge"}.get(identity.role, "")
-    if not option or getattr(arguments, option) is None:
-        hint = f"; --{option} adds it to the running federation" if option else ""
-        raise InputError(f"{identity}: is not in the experiment{hint}")
-    address = "" if arguments.address is None else add_port(arguments.address)
-    first = asyncio.run(federation.add_node(identity, arguments.edge, address))
-    errors = Console(stderr=True, highlight=False)
-    errors.print(f"{identity} belongs to the federation from round {first} on")
 
 
 def _print_tokens(tokens: dict[Identity, Token], json: bool) -> None:
@@ -169,4 +160,9 @@ def _serve(
             soft_wrap=True,
         )
 
-    asyncio.run(serve_invitations(federation, listen, arguments.hours, on_join, on_start))
+    def on_add(identity: Identity, first: int | str) -> None:
+        added = f"belongs to the federation from round {first} on"
+        words = added if isinstance(first, int) else f"cannot be added to the federation: {first}"
+        errors.print(f"{identity} {escape(words)}", soft_wrap=True)
+
+    asyncio.run(serve_invitations(federation, listen, arguments.hours, on_join, on_start, on_add))

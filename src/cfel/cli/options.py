@@ -127,7 +127,6 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_experiment_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds the experiment file."""
     parser.add_argument(
         "experiment",
         type=Path,
@@ -138,7 +137,7 @@ def add_experiment_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of all commands that simulate: --engine, --ray-address, --track, --set, --json."""
-    from cfel.rounds.parameters import ENGINES
+    from cfel.simulation.parameters import ENGINES
     from cfel.tracking import TRACKERS
 
     parser.add_argument("--engine", choices=ENGINES, help=ENGINE_HELP)

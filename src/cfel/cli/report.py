@@ -11,7 +11,7 @@ from cfel.cli.output import print_json
 from cfel.errors import InputError
 from cfel.report.page import write_report
 from cfel.report.pictures import export_results
-from cfel.tracking.event_files import write_events
+from cfel.tracking import write_events
 
 EXAMPLE = """  cfel report runs/first
   cfel report runs/table --target 0.7 --tensorboard

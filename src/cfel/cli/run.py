@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-import cfel
+from cfel.api import runs
 from cfel.api.results import RunResult, write_report_if_possible
 from cfel.cli import options, output
 from cfel.errors import RunDirectoryError
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if holds_run(out) and not arguments.resume:
         raise RunDirectoryError(_describe_existing_run(out, experiment))
     done: list[RoundRecord] = []
-    result = cfel.run(
+    result = runs.run(
         experiment,
         out,
         resume=arguments.resume,

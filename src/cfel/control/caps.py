@@ -34,8 +34,8 @@ class Rounds:
         global_rounds: φ, global rounds, ≥ 1.
         edge_rounds: q, edge rounds per global round, ≥ 1.
         local_steps: τ, local iterations per edge round, ≥ 1.
-        stop: after all "rounds", when a "budget" is used up, or when the "target" is reached. With "budget",
-            `global` is an upper limit, and plans are made for the rounds that the budget allows.
+        stop: after all "rounds", when a "budget" is used up, or when the "target" is reached. With a
+            budget or a target, `global` is an upper limit: plans are for the rounds that the budget allows.
         target: accuracy to reach; tables also report the costs up to it.
     """
 

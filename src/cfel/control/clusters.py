@@ -155,7 +155,7 @@ class MeetAnswer:
     Attributes:
         devices: how many take part.
         estimated: how many of them have σ² and G², and `sigma2` and `g2` the sums of these.
-        seconds, joules: medians of full work, where a budget ends the run.
+        seconds, joules: medians of full work, where not all rounds may be run.
     """
 
     devices: FloatArray
@@ -544,7 +544,7 @@ class Clusters:
         view, present = self.view, self.view.conditions.available
         devices = self._sum(np.ones(len(present)), present)
         seconds = joules = np.zeros(view.clusters)
-        if view.rounds.stop == "budget":
+        if view.rounds.stop != "rounds":
             seconds, joules = (self._find_medians(values) for values in self._costs(1.0, 1.0))
         known = present & ~np.isnan(view.sigma2)
         estimated = self._sum(np.ones(len(present)), known)

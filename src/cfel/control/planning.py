@@ -79,7 +79,7 @@ def negotiate_by_scheme(
     if not answer.devices.any():
         return Decision(None, None), state
     known = hide_devices(observation, answer)
-    if known.rounds.stop == "budget":
+    if known.rounds.stop != "rounds":
         known = _limit_rounds(known, find_typical(answer))
     found = yield from scheme.negotiate(state, known)
     return found
@@ -384,9 +384,9 @@ def choose_best(
     return best, fits
 
 
-# How many rounds a budget allows, for runs that end when it is used up (`rounds.stop = "budget"`). Caps
-# share what is left of a budget among the rounds that are left. In such a run `rounds.global` is only an
-# upper limit, often a generous one. Shared among all of it, a budget leaves next to nothing for each round:
+# How many rounds a budget allows, for runs that end when it is used up or a target is reached. Caps share
+# what is left of a budget among the rounds that are left. In such a run `rounds.global` is only an upper
+# limit, often a generous one. Shared among all of it, a budget leaves next to nothing for each round:
 # every plan is at its lower bounds, and the run still ends long before that limit. So no round is planned
 # with less than a share of what full work (ρ = θ = 1) costs a typical device in it. The slowest device
 # would be no measure: in a deep fade its upload can take hours, and a round must not be granted more for
@@ -407,8 +407,8 @@ Chosen by hand for that reason; no measurement of other shares is recorded.
 
 
 def limit_to_budget(observation: Observation) -> Observation:
-    """The observation with the rounds that the budget allows; unchanged if it does not end the run."""
-    if observation.rounds.stop != "budget" or not observation.conditions.available.any():
+    """The observation with the rounds that the budget allows; unchanged if all rounds are to be run."""
+    if observation.rounds.stop == "rounds" or not observation.conditions.available.any():
         return observation
     return _limit_rounds(observation, _typical_work(observation))
 

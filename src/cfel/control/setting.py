@@ -161,8 +161,8 @@ class Setting:
         joules = self.compute_backhaul_joules(rounds_done)
         if not joules:
             return self.budget
-        # A run that ends at its budget has fewer rounds than its limit; nobody knows yet how many.
-        rounds_left = 1 if self.rounds.stop == "budget" else self.rounds.global_rounds - rounds_done
+        # A run that ends at its budget or target has fewer rounds than its limit; nobody knows yet how many.
+        rounds_left = self.rounds.global_rounds - rounds_done if self.rounds.stop == "rounds" else 1
         left = self.budget.joules - joules * rounds_left
         # A budget must be positive; with nothing left for them, all devices get their lower bounds.
         return replace(self.budget, joules=max(left, 1e-9 * self.budget.joules))

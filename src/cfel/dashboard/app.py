@@ -171,11 +171,9 @@ def dashboard_app(
 ) -> "Dashboard":
     """Creates the dashboard of one node.
 
-    Args:
-        snapshot: returns the current state; called on the event loop, so it must not block.
-        changes: an async iterator that yields whenever something changed; or the seconds between two polls.
-        token: what readers must send; None is allowed on loopback only, which `serve` checks.
-        names: allowed host names, besides IP addresses and localhost.
+    `snapshot` is called on the event loop, so it must not block. `changes` yields whenever something changed,
+    or is the seconds between two polls. Readers must send the token; None is allowed on loopback only, which
+    `serve` checks. `names` are allowed host names, besides IP addresses and localhost.
     """
     return Dashboard(SnapshotFeed(snapshot, changes), None if token is None else Token(token), names)
 

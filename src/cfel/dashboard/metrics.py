@@ -29,6 +29,7 @@ _KINDS = (
 
 Sample = tuple[Mapping[str, str], float | None]
 Family = tuple[str, str, str, list[Sample]]
+Metrics = list[tuple[str, str, float | list[Sample] | None]]
 
 
 def metrics_text(status: Status) -> str:
@@ -46,15 +47,13 @@ def list_families(status: Status) -> list[Family]:
             words,
             value if isinstance(value, list) else [({}, value)],
         )
-        for name, words, value in _list_metrics(status)
+        for name, words, value in (*_list_progress(status), *_list_fleet(status), *_list_node(status))
     ]
 
 
-def _list_metrics(status: Status) -> list[tuple[str, str, float | list[Sample] | None]]:
+def _list_progress(status: Status) -> Metrics:
     last = status.history[-1] if status.history else None
     evaluated = next((point for point in reversed(status.history) if point.accuracy is not None), None)
-    in_federation, elected = status.source == "edge", status.term is not None
-    devices = [device for cluster in status.clusters for device in cluster.devices]
     return [
         ("cfel_info", "What runs here; always 1.", [(_identify(status), 1)]),
         ("cfel_round", "Global round started last.", status.round),
@@ -66,7 +65,7 @@ def _list_metrics(status: Status) -> list[tuple[str, str, float | list[Sample] |
         (
             "cfel_coordinator",
             "1 if this node coordinates.",
-            int(status.coordinator == status.node) if elected else None,
+            None if status.term is None else int(status.coordinator == status.node),
         ),
         ("cfel_spent_seconds_total", "Time spent, as realised.", status.seconds),
         ("cfel_budget_seconds", "Time budget.", status.seconds_budget),
@@ -83,6 +82,13 @@ def _list_metrics(status: Status) -> list[tuple[str, str, float | list[Sample] |
             _list_device_accuracy(status),
         ),
         ("cfel_loss", "Mean training loss of the last round.", last.loss if last else None),
+    ]
+
+
+def _list_fleet(status: Status) -> Metrics:
+    in_federation = status.source == "edge"
+    devices = [device for cluster in status.clusters for device in cluster.devices]
+    return [
         ("cfel_edge_up", "1 if this node sees the edge server alive.", _list_edges(status)),
         ("cfel_devices", "Listed devices, by cluster and state.", _count_devices(status)),
         ("cfel_cluster_rho_mean", "Mean share of local iterations.", _list_means(status, "rho_mean")),
@@ -97,10 +103,17 @@ def _list_metrics(status: Status) -> list[tuple[str, str, float | list[Sample] |
             "Devices that seem to run twice.",
             sum(device.doubled for device in devices) if in_federation else None,
         ),
+    ]
+
+
+def _list_node(status: Status) -> Metrics:
+    last = status.history[-1] if status.history else None
+    elections = None if status.term is None else status.leader_changes
+    return [
         (
             "cfel_ready",
             "1 if this node takes part; see /readyz.",
-            int(not status.unready) if in_federation else None,
+            int(not status.unready) if status.source == "edge" else None,
         ),
         ("cfel_problem", "1 if something is wrong; see /status.json.", int(bool(status.problem))),
         (
@@ -108,7 +121,7 @@ def _list_metrics(status: Status) -> list[tuple[str, str, float | list[Sample] |
             "1 if a majority is in touch.",
             None if status.majority is None else int(status.majority),
         ),
-        ("cfel_elections_total", "Elections since the start.", status.leader_changes if elected else None),
+        ("cfel_elections_total", "Elections since the start.", elections),
         ("cfel_round_duration_seconds", "Real time of the last round.", last.wall_seconds if last else None),
         ("cfel_wire_bytes_total", "Bytes of uploads and gossip.", status.wire_bytes),
         (

@@ -63,17 +63,10 @@ async def serve(
     certificate: Path | None = None,
     key: Path | None = None,
 ) -> AsyncIterator[str]:
-    """Serves the dashboard until the block ends.
+    """Serves the dashboard until the block ends; gives its address, such as "http://127.0.0.1:8470/".
 
-    Args:
-        app: made by `dashboard_app`.
-        host: address or name to listen on.
-        port: 0 takes any free port.
-        certificate: PEM file; with `key`, the dashboard uses TLS. Both are read again when they change.
-        key: PEM file.
-
-    Yields:
-        Its address, such as "http://127.0.0.1:8470/".
+    Port 0 takes any free one. With `certificate` and `key`, PEM files that are read again when they change,
+    it uses TLS.
 
     Raises:
         InputError: `host` is not loopback and the app has no token; there is no such port; or only one of
@@ -149,7 +142,6 @@ class _QuietServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Captures no signals."""
         yield
 
 

@@ -6,7 +6,7 @@ Values and clocks only. Who is asked when, and what follows, is up to `edge.moni
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -112,6 +112,10 @@ LEAST_GRACE_SECONDS = 3.0
 """A device counts as lost after `gone_seconds`, but not sooner than this."""
 DOUBLED_TIMES, DOUBLED_SECONDS = 3, 60.0
 """So many overlapping requests in so many seconds: a restart causes one, a second process many."""
+APPLICANT_PATIENCE_SECONDS = 60.0
+"""A device that asks for orders for so long and is no member has been forgotten."""
+# One that asks comes back at least this often.
+_APPLICANT_SECONDS = 10.0
 # A device that was absent for longer lost its connection, or was restarted.
 _BETWEEN_REQUESTS_SECONDS = 1.0
 
@@ -136,10 +140,10 @@ class DevicePresence:
         self._back_at: dict[int, float] = dict.fromkeys(devices, now())
 
     def change_devices(self, devices: Iterable[int]) -> None:
-        """The devices of this edge server from now on."""
-        self._members = frozenset(devices)
-        for device in self._members - self._open.keys():
-            self._open[device] = 0
+        """The devices of this edge server from now on; one that comes back is as new as any other."""
+        before, self._members = self._members, frozenset(devices)
+        for device in self._members - before:
+            self._open.setdefault(device, 0)
             self._left_at[device] = self._back_at[device] = self._now()
             self._overlaps[device] = deque(maxlen=DOUBLED_TIMES)
 
@@ -191,6 +195,39 @@ class DevicePresence:
 
     def _silent_seconds(self, device: int) -> float:
         return 0.0 if self._open[device] else self._now() - self._left_at[device]
+
+
+class Applicants:
+    """Devices that ask for orders and are no members of the fleet: somebody has to add them."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        # When each was first and last heard of.
+        self._seen: dict[int, tuple[float, float]] = {}
+
+    def note(self, device: int) -> None:
+        """Notes that it asks."""
+        now = self._now()
+        self._seen[device] = self._seen.get(device, (now, now))[0], now
+
+    def forget(self, members: Collection[int]) -> None:
+        """These belong to the fleet."""
+        self._seen = {device: seen for device, seen in self._seen.items() if device not in members}
+
+    def list(self) -> list[int]:
+        """Those that were heard of lately."""
+        oldest = self._now() - _APPLICANT_SECONDS
+        return sorted(device for device, (_, last) in self._seen.items() if last >= oldest)
+
+    @property
+    def problem(self) -> str:
+        """Who has asked for a while and was not added, and what to do; empty if nobody has."""
+        since = self._now() - APPLICANT_PATIENCE_SECONDS
+        waiting = [device for device in self.list() if self._seen[device][0] < since]
+        if not waiting:
+            return ""
+        names, numbers = list_nodes("device", waiting), " ".join(map(str, waiting[:_MOST_LISTED]))
+        return f"not in the fleet: {names}; `cfel fleet add device {numbers} --edge N` adds them"
 
 
 _MOST_REMEMBERED = 8
@@ -418,7 +455,10 @@ class InTouch:
                 f"{NO_MAJORITY}: {there} of {self.members} edge servers are in touch, {self.majority} are "
                 f"needed; nothing is lost, the run continues when enough of {silent} are back"
             )
-        return f"not in touch: {silent}; the others continue without" if self.lost else ""
+        if not self.lost:
+            return ""
+        remove = f"`cfel fleet remove edge {self.lost[0]}`"
+        return f"not in touch: {silent}; the others continue without; if it is gone for good, {remove}"
 
 
 def describe_unreachable(numbers: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ any other node hears of it.
 
 import asyncio
 import logging
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,8 +20,13 @@ from cfel.deployment.host import make_host
 from cfel.deployment.measurement.energy_counters import EnergyCounter, find_counter
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size
-from cfel.deployment.protocol.calls import RemoteCalls
-from cfel.deployment.protocol.edge_requests import TRANSFER_METHODS, ChangeRequest, StatusRequest
+from cfel.deployment.protocol.calls import Calls, RemoteCalls
+from cfel.deployment.protocol.edge_requests import (
+    TRANSFER_METHODS,
+    ChangeAnswer,
+    ChangeRequest,
+    StatusRequest,
+)
 from cfel.deployment.protocol.grpc_transport import (
     GrpcClient,
     GrpcServer,
@@ -31,7 +37,7 @@ from cfel.deployment.protocol.grpc_transport import (
 from cfel.deployment.security.credentials import CredentialFiles, Credentials, watch_expiry
 from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
-from cfel.errors import DeploymentError, InputError, UnreachableError
+from cfel.errors import DeploymentError, InputError, RejectedError, UnreachableError
 from cfel.learning.task import DeviceData
 from cfel.membership import FleetChange
 from cfel.status import Status
@@ -40,6 +46,8 @@ from cfel.world import World
 _LOG = logging.getLogger(__name__)
 _CHANGE_SECONDS = 10.0
 _ASK_AGAIN_SECONDS = 0.5
+# Longer than an election takes, and than a few edge servers take to restart.
+_SILENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +171,19 @@ async def ask_status(node: Node, seconds: float = 3.0) -> dict[int, Status | str
     try:
         edges = list(node.peers())
         answers = await asyncio.gather(*(ask(edge) for edge in edges))
-        return {edge.number: answer for edge, answer in zip(edges, answers, strict=True)}
+        return _leave_out(dict(zip((edge.number for edge in edges), answers, strict=True)))
     finally:
         await client.close()
+
+
+def _leave_out(answers: dict[int, Status | str]) -> dict[int, Status | str]:
+    """The answers without edge servers that have left the fleet, as those that know the newest round say."""
+    known = [each for each in answers.values() if isinstance(each, Status) and each.clusters]
+    newest = max(known, key=lambda each: each.round, default=None)
+    if newest is None:
+        return answers
+    members = {each.cluster for each in newest.clusters}
+    return {i: each for i, each in answers.items() if i in members or isinstance(each, Status)}
 
 
 async def ask_for_change(node: Node, change: FleetChange, seconds: float) -> int:
@@ -179,23 +197,44 @@ async def ask_for_change(node: Node, change: FleetChange, seconds: float) -> int
         UnreachableError: no edge server could say within `seconds` that it holds.
     """
     client = GrpcClient(Credentials.read(node.certificates, node.identity), node.peers(), 0)
-    calls, clock = RemoteCalls(client), asyncio.get_running_loop().time
-    deadline, problem = clock() + seconds, "the present round has not ended"
+    clock, edges, words = asyncio.get_running_loop().time, deque(node.peers()), ""
+    deadline = clock() + seconds
+    silence_ends = clock() + _SILENCE_SECONDS
     try:
-        while clock() < deadline:
-            for edge in node.peers():
-                try:
-                    answer = await calls.call(edge, ChangeRequest(change), _CHANGE_SECONDS)
-                except UnreachableError as error:
-                    problem = str(error)
-                    continue
-                if answer.round:
-                    return answer.round
-                break
+        while clock() < min(deadline, silence_ends):
+            answer = await _ask_any(RemoteCalls(client), edges, ChangeRequest(change))
+            if isinstance(answer, str):
+                words = answer
+            elif answer.refused:
+                raise RejectedError(answer.refused)
+            elif answer.round:
+                return answer.round
+            else:
+                words, silence_ends = "", clock() + _SILENCE_SECONDS
             await asyncio.sleep(_ASK_AGAIN_SECONDS)
-        raise UnreachableError(f"{change.describe()} does not hold yet after {seconds:g} s: {problem}")
     finally:
         await client.close()
+    if words:
+        raise UnreachableError(
+            f"{change.describe()}: nobody could take it for {_SILENCE_SECONDS:g} s; the federation has "
+            f"ended, is not running, or has no coordinator, see `cfel status`. {words}"
+        )
+    raise UnreachableError(
+        f"{change.describe()} does not hold yet after {seconds:g} s: the present round has not ended; "
+        "`cfel status` says what it waits for"
+    )
+
+
+async def _ask_any(calls: Calls, edges: deque[Identity], request: ChangeRequest) -> ChangeAnswer | str:
+    """The answer of the first edge server that gives one, which is asked first the next time; or why not."""
+    words = ""
+    for _ in range(len(edges)):
+        try:
+            return await calls.call(edges[0], request, _CHANGE_SECONDS)
+        except UnreachableError as error:
+            words = str(error)
+            edges.rotate(-1)
+    return words
 
 
 def own_data(world: World, number: int) -> DeviceData:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cfel.deployment.host import Compute
-from cfel.deployment.protocol.device_requests import MeasurementReport, UploadRequest
+from cfel.deployment.protocol.device_requests import MeasurementReport, Round, UploadRequest
 from cfel.deployment.protocol.messages import Body, Bytes, cut
 from cfel.errors import RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
@@ -129,7 +129,10 @@ def most_upload_bytes(start: FlatModel) -> int:
 
 
 def make_upload(
-    report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None = None
+    report: DeviceReport,
+    order: DeviceOrder,
+    measured: MeasurementReport | None = None,
+    unused: Sequence[Round] = (),
 ) -> UploadRequest:
     """A device's report as the request that carries it."""
     return UploadRequest(
@@ -141,6 +144,7 @@ def make_upload(
         content=Body.hash(b"".join((_view(report.buffers), pack_update(report.update)))),
         estimates=report.estimates,
         measured=measured,
+        unused=tuple(unused),
     )
 
 

@@ -67,8 +67,8 @@ from cfel.learning.task import DeviceData, Task, check_batches, check_task, load
 from cfel.membership import FleetChange, Membership
 from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import compute_use
-from cfel.rounds.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.seeding import make_key
+from cfel.simulation.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.batch_shares import LAYER_SHARES, BatchShares
 from cfel.system.fleet import FleetParameters, build_fleet
@@ -216,8 +216,8 @@ class Experiment:
             )
         if local.steps in parts and algorithm.train is not None:
             raise InputError(
-                f"scheme.steps = {local.steps!r}: algorithm {local.algorithm!r} has a loop of its own, which "
-                "draws its own batches and trains all layers"
+                f"scheme.steps = {local.steps!r}: algorithm {local.algorithm!r} has its own training loop, "
+                "which draws its own batches and trains all layers"
             )
         if local.steps == "last_layers" and (algorithm.step_parts is None or algorithm.change_gradient):
             raise InputError(
@@ -227,16 +227,12 @@ class Experiment:
         late = training.error_feedback and local.schedule != "constant"
         if local.algorithm == "shared_momentum" and late:
             raise InputError(
-                f"local.schedule = {local.schedule!r}: shared momentum would take updates that error "
-                "feedback sends late for momentum at the present rate; use a constant rate"
+                f"local.schedule = {local.schedule!r}: with shared momentum, error feedback sends parts of "
+                "updates late, when the learning rate is another one; use a constant rate"
             )
 
     def change(self, changes: Mapping[str, Any]) -> "Experiment":
-        """The experiment with some keys changed.
-
-        Args:
-            changes: values by dotted keys, as in {"rounds.edge": 2, "scheme": "cef", "seed": 1}.
-        """
+        """The experiment with values at dotted keys changed, as in {"rounds.edge": 2, "scheme": "cef"}."""
         document, objects = _change_document(to_document(self), changes)
         return Experiment(**parse_sections(document), preset="none", code=self.code.add_objects(objects))
 
@@ -358,23 +354,23 @@ class Experiment:
         flat: FlatModule,
         parts: BuiltParts,
         data: Sequence[DeviceData],
+        budget: Budget | None = None,
     ) -> World:
         """The world with the members of every round, made of parts that do not change with them.
 
-        Args:
-            task: what is learned.
-            undivided: its data before they were divided among devices.
-            flat: the module with its first values.
-            parts: what names in the experiment lead to.
-            data: of each device.
+        `undivided` is the data before they were divided among devices; `data` what each device holds;
+        `budget` that of the first round, if it is known: a share of CEF's costs takes long to compute.
         """
         start = parts.edge_rules.add_memory(flat.read())
-        eras = self._build_eras(parts, flat.shared, task, [each.samples for each in data])
+        first, eras = self._build_eras(parts, flat.shared, task, [each.samples for each in data], budget)
 
         def change(changes: Sequence[FleetChange]) -> World:
             after = replace(self, fleet=replace(self.fleet, changes=tuple(changes)))
             grown = [*data, *after.draw_shares(undivided, len(data))]
-            return after._assemble(task, undivided, flat, parts, grown)
+            before, now = (
+                [each for each in some if each.round == 1] for some in (self.fleet.changes, changes)
+            )
+            return after._assemble(task, undivided, flat, parts, grown, first if before == now else None)
 
         return World(
             setting=eras[0].setting,
@@ -391,17 +387,22 @@ class Experiment:
             eras=eras,
             changes=self.fleet.changes,
             change=change,
+            losses={each.place: each for each in self.fleet.losses},
         )
 
     def _build_eras(
-        self, parts: BuiltParts, shared: SharedPart, task: Task, samples: Sequence[int]
-    ) -> tuple[Era, ...]:
+        self,
+        parts: BuiltParts,
+        shared: SharedPart,
+        task: Task,
+        samples: Sequence[int],
+        budget: Budget | None,
+    ) -> tuple[Budget, tuple[Era, ...]]:
         """The setting of every membership; the budget is that of the first, with what was added later."""
         eras: list[Era] = []
-        budget = Budget()
         for first_round, membership in self.fleet.list_memberships():
             setting = self._build_setting(parts, shared, samples, membership, weighs=True)
-            if not eras:
+            if budget is None:
                 budget = self._compute_budget(setting)
             setting = replace(
                 setting,
@@ -412,7 +413,7 @@ class Experiment:
                 metrics=task.described_metrics,
             )
             eras.append(Era(first_round, setting, membership))
-        return tuple(eras)
+        return budget or Budget(), tuple(eras)
 
     def _split(self, task: Task) -> tuple[DataSet, list[DeviceData]]:
         """The data to train and test on, and what each device that ever takes part holds of it."""

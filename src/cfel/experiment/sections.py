@@ -14,6 +14,7 @@ from cfel.control import Rounds
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, StorageError, unknown_name
 from cfel.learning.data.partition import PartitionParameters
+from cfel.losses import RoundLoss
 from cfel.membership import FleetChange
 from cfel.system.availability import Availability
 from cfel.system.conditions import RandomConditions
@@ -323,10 +324,11 @@ def parse_fleet(table: Table) -> FleetParameters:
     if "availability" in parts:
         availability = check_table("fleet.availability", parts["availability"])
         parts["availability"] = parse_section(Availability, "fleet.availability", availability)
-    if "changes" in parts:
-        rows = enumerate(validation.check_list("fleet.changes", parts["changes"]))
-        places = ((f"fleet.changes[{i}]", row) for i, row in rows)
-        parts["changes"] = [parse_section(FleetChange, at, check_table(at, row)) for at, row in places]
+    for name, kind in (("changes", FleetChange), ("losses", RoundLoss)):
+        if name in parts:
+            rows = enumerate(validation.check_list(f"fleet.{name}", parts[name]))
+            places = ((f"fleet.{name}[{i}]", row) for i, row in rows)
+            parts[name] = [parse_section(kind, at, check_table(at, row)) for at, row in places]
     return parse_section(FleetParameters, "fleet", parts)
 
 
@@ -371,11 +373,18 @@ def fleet_to_table(fleet: FleetParameters) -> dict[str, Any]:
     conditions = to_table(fleet.conditions)
     if "extra_classes" in conditions:
         conditions["extra_classes"] = [to_table(row) for row in fleet.conditions.extra_classes]  # type: ignore[union-attr]
-    nested = ("conditions", "availability", "changes")
+    nested = ("conditions", "availability", "changes", "losses")
     rest = {key: value for key, value in to_table(fleet).items() if key not in nested}
     if fleet.changes:
         rest["changes"] = [change_to_table(each) for each in fleet.changes]
+    if fleet.losses:
+        rest["losses"] = [_loss_to_table(each) for each in fleet.losses]
     return {**rest, "conditions": {"kind": kind, **conditions}, "availability": to_table(fleet.availability)}
+
+
+def _loss_to_table(loss: RoundLoss) -> dict[str, Any]:
+    table = to_table(loss)
+    return {key: value for key, value in table.items() if value or key in ("edge_round", "step")}
 
 
 def change_to_table(change: FleetChange) -> dict[str, Any]:

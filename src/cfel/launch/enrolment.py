@@ -20,8 +20,8 @@ import ssl
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ import msgspec
 import tomli_w
 
 from cfel import __version__
-from cfel.deployment.node import Node, ask_for_change
+from cfel.deployment.node import Node, ask_for_change, ask_status
 from cfel.deployment.protocol.addresses import join_address, split_address
 from cfel.deployment.protocol.messages import PROTOCOL_VERSION, Count, Version, check_version, decode, encode
 from cfel.deployment.security.certificates import (
@@ -43,7 +43,7 @@ from cfel.deployment.security.certificates import (
 )
 from cfel.deployment.security.credentials import REVOKED
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.security.invitations import Invitations, Token
+from cfel.deployment.security.invitations import Invitations, Joining, Token
 from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import (
     DeploymentError,
@@ -59,6 +59,7 @@ from cfel.experiment.sections import PATHS
 from cfel.launch.node import NodeFile, read_node, write_node
 from cfel.membership import FleetChange
 from cfel.plugins import ANY_CODE, import_from
+from cfel.status import Status
 from cfel.system.fleet import cluster_sizes
 from cfel.wording import escape_control
 
@@ -164,10 +165,14 @@ class OperatorDirectory:
 
     def is_known(self, identity: Identity) -> bool:
         """Whether a node is in the experiment, or was added to the fleet later."""
-        return identity in self.list_nodes() or is_issued(self.certificates, identity)
+        return (
+            identity in self.list_nodes()
+            or is_issued(self.certificates, identity)
+            or identity in self.invitations.list_joining()
+        )
 
-    async def add_node(self, identity: Identity, edge: int, address: str) -> int:
-        """Adds a node to the fleet of a running federation; returns the first round that it belongs to.
+    def plan_joining(self, identity: Identity, edge: int | None, address: str) -> Joining:
+        """How a node that the experiment does not have will be added to the fleet.
 
         Args:
             identity: the node.
@@ -175,22 +180,62 @@ class OperatorDirectory:
             address: of an edge server: where others will reach it.
 
         Raises:
-            InputError: the number of an edge server is not the next.
-            DeploymentError: the federation does not accept it, or does not answer.
+            InputError: what it needs is missing, or the number of an edge server is not the next.
         """
-        operator, path = self.read_operator(), self.path / "nodes" / "operator-0.toml"
-        node, ticket = operator.node, secrets.token_hex(8)
+        option = {"edge": "address", "device": "edge"}.get(identity.role, "")
+        if not option or (edge is None if option == "edge" else not address):
+            hint = f"; --{option} adds it to the running federation" if option else ""
+            raise InputError(f"{identity}: is not in the experiment{hint}")
         if identity.role == "device":
-            change = FleetChange(1, "add device", device=(identity.number,), edge=edge, ticket=ticket)
-            return await ask_for_change(node, change, _CHANGE_SECONDS)
-        if identity.number != len(node.addresses):
-            raise InputError(f"{identity}: the next edge server is edge-{len(node.addresses)}")
-        change = FleetChange(1, "add edge", edge=identity.number, address=address, ticket=ticket)
-        first = await ask_for_change(node, change, _CHANGE_SECONDS)
+            return Joining(edge)
+        if identity.number != len(self.list_addresses()):
+            raise InputError(f"{identity}: the next edge server is edge-{len(self.list_addresses())}")
+        return Joining(None, address)
+
+    def list_addresses(self) -> tuple[str, ...]:
+        """Addresses of all edge servers by number, with those that are about to join."""
+        addresses = list(self.read_operator().node.addresses)
+        for identity, joining in self.invitations.list_joining().items():
+            if identity.role == "edge" and identity.number == len(addresses):
+                addresses.append(joining.address)
+        return tuple(addresses)
+
+    async def add_arrived(self) -> dict[Identity, int | str]:
+        """Adds nodes to the fleet of the running federation that have joined, run, and wait to be added.
+
+        Before that they would only keep the others waiting.
+
+        Returns:
+            Of each the first round that it belongs to, or why it cannot be added.
+        """
+        arrived = self.invitations.list_joining(arrived=True)
+        if not arrived:
+            return {}
+        node = self.read_operator().node
+        answers = await ask_status(replace(node, addresses=self.list_addresses()))
+        asking = {n for each in answers.values() if isinstance(each, Status) for n in each.applicants}
+        added: dict[Identity, int | str] = {}
+        for change in _list_changes(arrived, answers, asking):
+            nodes = _find_nodes(change)
+            try:
+                first: int | str = await ask_for_change(node, change, _CHANGE_SECONDS)
+            except UnreachableError as error:
+                _LOG.warning("%s", error)
+                continue
+            except RejectedError as error:
+                first = str(error)
+            for identity in nodes:
+                self.invitations.finish_joining(identity)
+                added[identity] = first
+            if change.address and isinstance(first, int):
+                self._add_address(change.address)
+        return added
+
+    def _add_address(self, address: str) -> None:
+        path = self.path / "nodes" / "operator-0.toml"
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         table["addresses"].append(address)
         replace_file(path, tomli_w.dumps(table).encode(), private=True)
-        return first
 
     def list_absent(self) -> list[Identity]:
         """Nodes that have neither a certificate nor an open invitation."""
@@ -203,12 +248,38 @@ class OperatorDirectory:
         operator, revoked = self.read_operator(), self.certificates / REVOKED
         files = {path.name: read_bytes(path) for path in sorted(operator.experiment.parent.iterdir())}
         listed = read_bytes(revoked) if revoked.exists() else b""
-        return NodeKit(operator.node.addresses, files, listed)
+        return NodeKit(self.list_addresses(), files, listed)
 
     def find_hosts(self, identity: Identity) -> tuple[str, ...]:
         """Names of an edge server's host, for its certificate."""
-        addresses = self.read_operator().node.addresses
+        addresses = self.list_addresses()
         return (split_address("edges", addresses[identity.number])[0],) if identity.role == "edge" else ()
+
+
+def _list_changes(
+    arrived: Mapping[Identity, Joining], answers: Mapping[int, Status | str], asking: Collection[int]
+) -> list[FleetChange]:
+    """The changes that add those which are there: devices together, and one edge server."""
+    by_edge: dict[int, list[int]] = {}
+    for identity, joining in arrived.items():
+        if identity.role == "device" and identity.number in asking and joining.edge is not None:
+            by_edge.setdefault(joining.edge, []).append(identity.number)
+    changes = [
+        FleetChange(1, "add device", tuple(devices), edge, ticket=secrets.token_hex(8))
+        for edge, devices in by_edge.items()
+    ]
+    edges = (each for each in sorted(arrived) if each.role == "edge")
+    ready = [each for each in edges if isinstance(answers.get(each.number), Status)]
+    for each in ready[:1]:
+        address, ticket = arrived[each].address, secrets.token_hex(8)
+        changes.append(FleetChange(1, "add edge", edge=each.number, address=address, ticket=ticket))
+    return changes
+
+
+def _find_nodes(change: FleetChange) -> list[Identity]:
+    if change.what == "add edge" and change.edge is not None:
+        return [Identity("edge", change.edge)]
+    return [Identity("device", n) for n in change.device]
 
 
 def prepare_operator(
@@ -301,8 +372,11 @@ async def serve_invitations(
     hours: float,
     on_join: Callable[[Identity], None],
     on_start: Callable[[], None] = lambda: None,
+    on_add: Callable[[Identity, int | str], None] = lambda _identity, _first: None,
 ) -> None:
-    """Serves until no invitation is open any more; those that are made meanwhile count.
+    """Serves until no invitation is open any more, and all that the experiment does not have are added.
+
+    Invitations that are made meanwhile count.
 
     Args:
         federation: whose invitations they are.
@@ -310,6 +384,8 @@ async def serve_invitations(
         hours: lifetime of the certificates.
         on_join: called with every node that joined.
         on_start: called when it listens.
+        on_add: called with every node that was added to the fleet and the first round that it belongs to, or
+            why it cannot be added.
 
     Raises:
         DeploymentError: it cannot listen.
@@ -330,7 +406,9 @@ async def serve_invitations(
         ) from error
     on_start()
     async with server:
-        while federation.invitations.list_open() or desk.is_busy:
+        while federation.invitations.list_open() or federation.invitations.list_joining() or desk.is_busy:
+            for identity, first in (await federation.add_arrived()).items():
+                on_add(identity, first)
             await asyncio.sleep(_LOOK_SECONDS)
 
 

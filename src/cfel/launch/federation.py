@@ -33,11 +33,11 @@ from cfel.launch.node import NodeFile, write_node
 from cfel.launch.processes import STOP_SECONDS, Processes
 from cfel.learning.edge import edge_tensors
 from cfel.rounds.kernel import is_over
-from cfel.rounds.parameters import reject_buffering
 from cfel.rounds.run_directory import RunRequest, open_run
 from cfel.runlog import Checkpoint, RoundRecord, RunDirectory, RunWriter
 from cfel.runlog.plans import plan_path, read_plan
 from cfel.runlog.records import LogReader
+from cfel.simulation.parameters import reject_buffering
 from cfel.world import World
 
 LOOPBACK, LOOPBACK_V6 = "127.0.0.1", "::1"
@@ -188,8 +188,8 @@ class LogMerger:
         self, out: Path, writer: RunWriter, world: World, on_round: Callable[[RoundRecord], None]
     ) -> None:
         self._writer, self._world, self._on_round = writer, world, on_round
-        self._nodes = [out / "nodes" / f"edge-{i}" for i in range(world.setting.fleet.clusters)]
-        self._logs = [LogReader(node / "rounds.jsonl") for node in self._nodes]
+        self._nodes = out / "nodes"
+        self._logs: dict[Path, LogReader] = {}  # by the directory of an edge server
         # Rounds that an edge server has logged and the run directory has not.
         self._found: dict[int, RoundRecord] = {}
         records = RunDirectory.open(out).records()
@@ -207,7 +207,10 @@ class LogMerger:
 
     def merge(self) -> None:
         """Adds what the edge servers have logged since the last call."""
-        for log in self._logs:
+        # Edge servers may join later, and those that began the run may leave it.
+        for node in (each for each in self._nodes.glob("edge-*/") if not each.is_symlink()):
+            self._logs.setdefault(node, LogReader(node / "rounds.jsonl"))
+        for log in self._logs.values():
             # Several edge servers may have logged a round; their records agree.
             self._found |= {each.round: each for each in log.read_new() if each.round >= self._next_round}
         # Rounds are appended without gaps: one that no edge server has logged yet stops the merge here.
@@ -220,7 +223,7 @@ class LogMerger:
         if not self._world.setting.by_clusters or number + 1 in self._found:
             return True
         self._looks += 1
-        logged = sum(plan_path(node, number).exists() for node in self._nodes)
+        logged = sum(plan_path(node, number).exists() for node in self._logs)
         return logged == len(self._world.membership_at(number - 1).edges) or self._looks > _MOST_LOOKS
 
     @property
@@ -228,7 +231,7 @@ class LogMerger:
         return (self._writer.last_round or 0) + 1
 
     def _append(self, record: RoundRecord) -> None:
-        nodes = [node for node in self._nodes if plan_path(node, record.round).exists()]
+        nodes = [node for node in self._logs if plan_path(node, record.round).exists()]
         tables = [read_plan(node, record.round) for node in nodes]
         if tables and self._world.setting.by_clusters:
             # Each edge server has logged its own devices.

@@ -46,9 +46,9 @@ from cfel.experiment.sections import reject_unknown
 from cfel.launch.logs import LogSettings
 from cfel.learning.task import DeviceData, check_batches, check_task
 from cfel.plugins import ANY_CODE, import_from, resolve
-from cfel.rounds.parameters import reject_buffering
 from cfel.rounds.run_directory import describe_run, reject_other_experiment
 from cfel.runlog import holds_run
+from cfel.simulation.parameters import reject_buffering
 from cfel.status import Status
 from cfel.validation import check_list, check_switch, check_text, check_whole, parse_toml
 from cfel.world import World

@@ -111,7 +111,6 @@ class DenseUpdate:
 
     @property
     def size(self) -> int:
-        """Length of the vector."""
         return self.values.numel()
 
     @property
@@ -120,23 +119,16 @@ class DenseUpdate:
         return FLOAT_BITS * self.values.numel()
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · values."""
         dense.add_(self.values, alpha=weight)
 
 
 @dataclass(frozen=True, slots=True)
 class SparseUpdate:
-    """Some entries and their indices.
+    """Some entries and their indices."""
 
-    Attributes:
-        size: length of the vector.
-        indices: int32, ascending, without repetition.
-        values: float32, one per index.
-    """
-
-    size: int
-    indices: Tensor
-    values: Tensor
+    size: int  # length of the vector
+    indices: Tensor  # int32, ascending, without repetition
+    values: Tensor  # float32, one per index
 
     @property
     def wire_bits(self) -> int:
@@ -144,7 +136,6 @@ class SparseUpdate:
         return FLOAT_BITS * self.values.numel() + index_bits(self.size, self.values.numel())
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · values at the indices."""
         dense.index_add_(0, self.indices, self.values, alpha=weight)
 
 
@@ -154,22 +145,14 @@ class RoundedUpdate:
 
     A value is ±(low + scale · level). The smallest magnitude counts from zero only once, as top-k keeps no
     entry below it.
-
-    Attributes:
-        size: length of the vector.
-        bits: bits per value, sign included: 4, 8 or 16.
-        indices: int32, ascending, without repetition, at least one.
-        low: float32, one number: the smallest magnitude.
-        scales: float32, one per bucket of values: how much one level adds.
-        codes: int32, one per index: the level, and 2^(bits−1) more where the value is negative.
     """
 
-    size: int
-    bits: int
-    indices: Tensor
-    low: Tensor
-    scales: Tensor
-    codes: Tensor
+    size: int  # length of the vector
+    bits: int  # bits per value, sign included: 4, 8 or 16
+    indices: Tensor  # int32, ascending, without repetition, at least one
+    low: Tensor  # float32, one number: the smallest magnitude
+    scales: Tensor  # float32, one per bucket of values: how much one level adds
+    codes: Tensor  # int32, one per index: the level, and 2^(bits−1) more where the value is negative
 
     @property
     def wire_bits(self) -> int:
@@ -185,25 +168,17 @@ class RoundedUpdate:
         return torch.where(self.codes >= sign, -magnitude, magnitude)
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · values at the indices."""
         dense.index_add_(0, self.indices, self.values, alpha=weight)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledUpdate:
-    """Entries at places that both ends draw from the same stream: only the values and the key are sent.
+    """Entries at places that both ends draw from the same stream: only the values and the key are sent."""
 
-    Attributes:
-        size: length of the vector.
-        key: names the stream.
-        values: float32, at the drawn places in ascending order.
-        rotation: applied to the vector before entries were taken, or None.
-    """
-
-    size: int
-    key: int
-    values: Tensor
-    rotation: BlockRotation | None = None
+    size: int  # length of the vector
+    key: int  # names the stream
+    values: Tensor  # float32, at the drawn places in ascending order
+    rotation: BlockRotation | None = None  # applied to the vector before entries were taken, or None
 
     @property
     def wire_bits(self) -> int:
@@ -223,19 +198,12 @@ class SampledUpdate:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedUpdate:
-    """All entries as small signed integers, with one scale per bucket.
+    """All entries as small signed integers, with one scale per bucket."""
 
-    Attributes:
-        size: length of the vector.
-        bits: bits per entry, sign included.
-        codes: int16, padded to whole buckets: −levels … levels.
-        scales: float32, one per bucket: the value of code 1.
-    """
-
-    size: int
-    bits: int
-    codes: Tensor
-    scales: Tensor
+    size: int  # length of the vector
+    bits: int  # bits per entry, sign included
+    codes: Tensor  # int16, padded to whole buckets: −levels … levels
+    scales: Tensor  # float32, one per bucket: the value of code 1
 
     @property
     def wire_bits(self) -> int:
@@ -243,28 +211,19 @@ class QuantisedUpdate:
         return self.bits * self.size + FLOAT_BITS * self.scales.numel()
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · scale · code."""
         values = self.codes.view(self.scales.numel(), -1) * self.scales[:, None]
         dense.add_(values.view(-1)[: self.size], alpha=weight)
 
 
 @dataclass(frozen=True, slots=True)
 class LatticeUpdate:
-    """Pairs of entries as points of a hexagonal lattice, with one scale per bucket; dither is drawn.
+    """Pairs of entries as points of a hexagonal lattice, with one scale per bucket; dither is drawn."""
 
-    Attributes:
-        size: length of the vector.
-        bits: bits per entry, sign included.
-        key: names the stream of the dither.
-        codes: int16, padded to whole buckets: each pair of entries holds a point's coordinates.
-        scales: float32, one per bucket: the distance between neighbouring points.
-    """
-
-    size: int
-    bits: int
-    key: int
-    codes: Tensor
-    scales: Tensor
+    size: int  # length of the vector
+    bits: int  # bits per entry, sign included
+    key: int  # names the stream of the dither
+    codes: Tensor  # int16, padded to whole buckets: each pair of entries holds a point's coordinates
+    scales: Tensor  # float32, one per bucket: the distance between neighbouring points
 
     @property
     def wire_bits(self) -> int:
@@ -284,17 +243,11 @@ class LatticeUpdate:
 
 
 class Factors(NamedTuple):
-    """A matrix as a sum of atoms: leftᵀ · right, at a place of the vector.
+    """A matrix as a sum of atoms: leftᵀ · right, at a place of the vector."""
 
-    Attributes:
-        start: where its first entry is.
-        left: float32, atoms × rows.
-        right: float32, atoms × columns.
-    """
-
-    start: int
-    left: Tensor
-    right: Tensor
+    start: int  # where its first entry is
+    left: Tensor  # float32, atoms × rows
+    right: Tensor  # float32, atoms × columns
 
 
 BLOCK_BITS = 4 * 32
@@ -303,19 +256,13 @@ BLOCK_BITS = 4 * 32
 
 @dataclass(frozen=True, slots=True)
 class AtomicUpdate:
-    """Matrices as a few singular atoms each, and some entries of what is no matrix.
+    """Matrices as a few singular atoms each, and some entries of what is no matrix."""
 
-    Attributes:
-        entries: of the whole vector; matrices have none.
-        blocks: the matrices, by ascending place, none on another.
-    """
-
-    entries: SparseUpdate
-    blocks: tuple[Factors, ...]
+    entries: SparseUpdate  # of the whole vector; matrices have none
+    blocks: tuple[Factors, ...]  # the matrices, by ascending place, none on another
 
     @property
     def size(self) -> int:
-        """Length of the vector."""
         return self.entries.size
 
     @property
@@ -325,7 +272,6 @@ class AtomicUpdate:
         return self.entries.wire_bits + BLOCK_BITS * len(self.blocks) + FLOAT_BITS * numbers
 
     def add_to(self, dense: Tensor, weight: float) -> None:
-        """Adds weight · all of them."""
         self.entries.add_to(dense, weight)
         for start, left, right in self.blocks:
             part = dense[start : start + left.shape[1] * right.shape[1]]
@@ -440,7 +386,6 @@ class TopKInBits:
     bits: ValueBits
 
     def __call__(self, vector: Tensor, theta: float, key: int) -> Update:
-        """See `Compressor`."""
         size, chosen = vector.numel(), self.choose_bits(vector.numpy(), theta)
         kept = self.bits.count_entries(theta, size, chosen)
         if chosen == FLOAT_BITS:
@@ -612,19 +557,14 @@ def atomo(vector: Tensor, theta: float, key: int, shapes: Sequence[tuple[int, ..
     """Keeps random atoms, divided by their chances, so that nothing is lost on average (ATOMO).
 
     The atoms of a matrix are its singular vectors, those of all else its entries. Chances follow singular
-    values or magnitudes, with a sum that makes a share θ of all numbers. θ = 1 is exact.
+    values or magnitudes, with a sum that makes a share θ of all numbers. θ = 1 is exact. Without `shapes`,
+    those of the tensors in the vector, all atoms are entries.
 
     Reference: Wang, Sievert, Liu, Charles, Papailiopoulos, Wright, "ATOMO: Communication-efficient Learning
     via Atomic Sparsification", NeurIPS 2018 (arXiv 1806.04090). Kept: spectral atoms of every layer, kernels
     as outputs × rest, and chances of least variance. Not kept: atoms are drawn systematically, with the same
     chances each and therefore the same variance, but always as many as fit, where the paper tosses a coin for
     each; what is compressed is the update of an edge round instead of a gradient.
-
-    Args:
-        vector: as of any compressor.
-        theta: likewise.
-        key: likewise.
-        shapes: of the tensors in the vector, in order; without them all atoms are entries.
     """
     count_entries(theta, vector.numel())
     if theta == 1:

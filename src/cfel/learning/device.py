@@ -30,7 +30,7 @@ def device_estimate(order: DeviceOrder, data: DeviceData, workspace: Workspace) 
     """Fresh estimates of σ² and G² at the order's model, from K extra mini-batches.
 
     The order's ρ and θ are not used. Its model may be a whole one, with the device's own part. The result has
-    no `kept_energy`: see `refresh_estimates`. Where an algorithm has a loop of its own, no gradient
+    no `kept_energy`: see `refresh_estimates`. Where an algorithm has its own training loop, no gradient
     can be seen, and both are 1 until it returns its estimates.
     """
     if workspace.algorithm.train is not None:
@@ -76,23 +76,14 @@ def device_update(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalResult:
-    """What the local iterations of a device yield, on the CPU.
+    """What the local iterations of a device yield, on the CPU."""
 
-    Attributes:
-        difference: to the order's model, d numbers; `finish_update` overwrites it.
-        memory: what the algorithm remembers after the last step.
-        buffers: batch-norm statistics.
-        estimates: new ones, or None to keep the old ones.
-        losses: of the steps taken.
-        run: the finished run; None if its algorithm need not know what is sent.
-    """
-
-    difference: Tensor
-    memory: Tensors
-    buffers: Tensor
-    estimates: Estimates | None
-    losses: Sequence[float]
-    run: LocalRun | None = None
+    difference: Tensor  # to the order's model, d numbers; `finish_update` overwrites it
+    memory: Tensors  # what the algorithm remembers after the last step
+    buffers: Tensor  # batch-norm statistics
+    estimates: Estimates | None  # new ones, or None to keep the old ones
+    losses: Sequence[float]  # of the steps taken
+    run: LocalRun | None = None  # the finished run; None if its algorithm need not know what is sent
 
 
 def finish_update(

@@ -22,32 +22,21 @@ OtherModel = TypeVar("OtherModel")
 
 @dataclass(frozen=True, slots=True)
 class Order(Generic[ModelOrName]):
-    """What an edge server asks of a device in one edge round; a `DeviceOrder` once it has its model.
+    """What an edge server asks of a device in one edge round; a `DeviceOrder` once it has its model."""
 
-    Attributes:
-        seed: the experiment's.
-        global_round: l, from 0.
-        edge_round: r, from 0.
-        device: the device's id, from 0.
-        rho: share of iterations to take, or of the computing of all of them, in [0, 1].
-        theta: share of a full upload, in (0, 1].
-        tau: local iterations, ≥ 1.
-        model: the edge model to start from; while an order travels, the model's name: its SHA-256, or its
-            place among the models of a Ray job.
-        rate: share of `local.learning_rate` to use, ≥ 0.
-        speed: share of its full clock that the device is planned to run at, in (0, 1]; only the emulation of
-            a fleet carries it out.
-    """
-
-    seed: int
-    global_round: int
-    edge_round: int
-    device: int
-    rho: float
-    theta: float
-    tau: int
+    seed: int  # the experiment's
+    global_round: int  # l, from 0
+    edge_round: int  # r, from 0
+    device: int  # the device's id, from 0
+    rho: float  # share of iterations to take, or of the computing of all of them, in [0, 1]
+    theta: float  # share of a full upload, in (0, 1]
+    tau: int  # local iterations, ≥ 1
+    # The edge model to start from; while an order travels, the model's name: its SHA-256, or its place among
+    # the models of a Ray job.
     model: ModelOrName
-    rate: float = 1.0
+    rate: float = 1.0  # share of `local.learning_rate` to use, ≥ 0
+    # Share of its full clock that the device is planned to run at, in (0, 1]; only the emulation of a fleet
+    # carries it out.
     speed: float = 1.0
 
     def __post_init__(self) -> None:
@@ -87,37 +76,22 @@ DeviceOrder = Order[FlatModel]
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What a device keeps from one edge round to the next; empty for a new device.
+    """What a device keeps from one edge round to the next; empty for a new device."""
 
-    Attributes:
-        memory: what its algorithm remembers, by name, e.g. `momentum`; zero where there is no such name.
-        residual: what compression has dropped so far (error feedback), or None for zero.
-        estimates: the last σ² and G², or None before the first.
-    """
-
+    # What its algorithm remembers, by name, e.g. `momentum`; zero where there is no such name.
     memory: Tensors = field(default_factory=dict)
-    residual: Tensor | None = None
-    estimates: Estimates | None = None
+    residual: Tensor | None = None  # what compression has dropped so far (error feedback), or None for zero
+    estimates: Estimates | None = None  # the last σ² and G², or None before the first
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What a device sends to its edge server after its local iterations.
+    """What a device sends to its edge server after its local iterations."""
 
-    Attributes:
-        device: its id.
-        update: the compressed difference to the edge model.
-        buffers: its batch-norm statistics, uncompressed.
-        estimates: its last σ², G² and kept energy, or None before the first.
-        steps: local iterations taken.
-        loss: mean training loss over these, NaN if there were none.
-        samples: number of samples that the device holds.
-    """
-
-    device: int
-    update: Update
-    buffers: Tensor
-    estimates: Estimates | None
-    steps: int
-    loss: float
-    samples: int
+    device: int  # its id
+    update: Update  # the compressed difference to the edge model
+    buffers: Tensor  # its batch-norm statistics, uncompressed
+    estimates: Estimates | None  # its last σ², G² and kept energy, or None before the first
+    steps: int  # local iterations taken
+    loss: float  # mean training loss over these, NaN if there were none
+    samples: int  # number of samples that the device holds

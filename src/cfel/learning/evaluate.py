@@ -26,22 +26,15 @@ _BATCH = 500
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Means over the evaluated samples.
+    """Means over the evaluated samples."""
 
-    Attributes:
-        metric: the task's metric (accuracy: in [0, 1]).
-        loss: the task's loss.
-        samples: how many were evaluated.
-        per_sample: the metric of each of them, in the order of `choose_test_samples`.
-        losses: the loss of each of them.
-        metrics: the task's further metrics of each of them, by name.
-    """
-
-    metric: float
-    loss: float
-    samples: int
+    metric: float  # the task's metric (accuracy: in [0, 1])
+    loss: float  # the task's loss
+    samples: int  # how many were evaluated
+    # The metric of each of them, in the order of `choose_test_samples`.
     per_sample: FloatArray = field(compare=False, repr=False)
-    losses: FloatArray = field(compare=False, repr=False)
+    losses: FloatArray = field(compare=False, repr=False)  # the loss of each of them
+    # The task's further metrics of each of them, by name.
     metrics: Mapping[str, FloatArray] = field(default_factory=dict, compare=False, repr=False)
 
 
@@ -55,7 +48,6 @@ def choose_test_samples(count: int, samples: int | None, seed: int) -> Tensor:
 
 
 def evaluate(model: FlatModel, workspace: Workspace, samples: int | None = None, seed: int = 0) -> Evaluation:
-    """Evaluates a model."""
     if samples is not None and samples < 1:
         raise InputError(f"evaluate_samples: must be at least 1, got {samples}")
     data, flat = workspace.task.data, workspace.flat
@@ -108,11 +100,8 @@ def measure_devices(
     groups of test samples, weighted by their shares of the device's training samples. So nothing is drawn and
     nothing is evaluated twice. Without writers and labels (regression), all devices have the same test set.
 
-    Args:
-        data: the data set.
-        devices: what each device holds.
-        places: the test samples that were evaluated.
-        metrics: of each device's model, one value per evaluated sample; devices may share an array.
+    `places` are the test samples that were evaluated, `metrics` the values of each device's model for these;
+    devices may share an array.
     """
     groups = _find_groups(data)
     if groups is None:

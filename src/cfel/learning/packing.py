@@ -54,7 +54,6 @@ _MOST_MATRICES = 10_000
 
 
 def pack_update(update: Update) -> bytes:
-    """Packs an update into bytes."""
     match update:
         case DenseUpdate():
             return _HEADER.pack(_DENSE, update.size, update.size, 0) + _pack_floats(update.values)
@@ -87,11 +86,7 @@ def pack_update(update: Update) -> bytes:
 
 
 def unpack_update(content: bytes | bytearray | memoryview, expected_size: int | None = None) -> Update:
-    """The inverse of `pack_update`.
-
-    Args:
-        content: the bytes.
-        expected_size: d; for bytes from the network, so that no memory is allocated for another size.
+    """The inverse of `pack_update`; for bytes from the network, with the size d that they must have.
 
     Raises:
         InputError: the bytes are not an update, or not one of that size.

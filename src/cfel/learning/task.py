@@ -258,5 +258,4 @@ class DeviceData:
 
     @property
     def samples(self) -> int:
-        """How many samples the device holds."""
         return int(self.indices.size)

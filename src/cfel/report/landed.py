@@ -214,7 +214,6 @@ def _find_seed(run: LandedRun) -> int:
 
 
 def _read_rounds(path: Path, places: set[str]) -> dict[str, list[RoundRecord]]:
-    """The records of some runs."""
     content = read_bytes(path)
     found: dict[str, list[RoundRecord]] = {place: [] for place in places}
     with translate_parse_errors(path):

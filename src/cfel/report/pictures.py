@@ -83,7 +83,6 @@ class Picture:
         replace_file(Path(path), content.get(suffix[1:]) or self.draw_pdf())
 
     def _repr_svg_(self) -> str:
-        """How a notebook shows it."""
         return self.svg
 
     def __repr__(self) -> str:

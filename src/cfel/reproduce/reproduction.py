@@ -47,8 +47,8 @@ from cfel.reproduce.tables import (
 )
 from cfel.rounds.kernel import is_over
 from cfel.runlog import RunDirectory, holds_run
-from cfel.simulation import PoolExecutor, initial_state
-from cfel.simulation.executors import Job
+from cfel.simulation.executors import Job, PoolExecutor
+from cfel.simulation.state import initial_state
 from cfel.world import World
 
 TO_TARGET = (
@@ -157,7 +157,6 @@ def find_common_accuracy(runs: tuple[Run, ...]) -> float | None:
 
 
 def _read_rates(runs: tuple[Run, ...]) -> dict[str, float]:
-    """The learning rate of each scheme."""
     return {run.scheme: tomllib.loads(run.experiment_toml)["local"]["learning_rate"] for run in runs}
 
 

@@ -294,7 +294,6 @@ def build_estimates_table(document: Summary) -> TextTable:
 
 
 def format_number(value: float | None, unit: float = 1.0, digits: int = 2) -> str:
-    """A value divided by its unit, or a dash for None."""
     return NOTHING if value is None else f"{value / unit:.{digits}f}"
 
 

@@ -64,11 +64,8 @@ def combine_estimates(
 ) -> FleetEstimates:
     """Every device's σ² and G²; the mean of the others where a device has none or implausible ones.
 
-    Args:
-        known: every device's newest.
-        present: the devices that the plan is for; None for all.
-        small_batches: whether G² may come from a smaller batch than the full one, whose noise σ² is.
-        influence: of `update_influence`.
+    The plan is for the devices that are `present`. With `small_batches`, G² may come from a smaller batch
+    than the full one, whose noise σ² is. `influence` is that of `update_influence`.
     """
     both = _both(known)
     strange, influential = _find_implausible(both, present, small_batches, influence)
@@ -108,7 +105,11 @@ def _list_clusters(setting: Setting, known: Sequence[Estimates | None]) -> list[
     """The devices of every cluster in which at least one has estimates."""
     cluster = setting.fleet.cluster
     estimated = np.array([each is not None for each in known], dtype=bool)
-    return [np.flatnonzero(cluster == i) for i in np.unique(cluster[estimated]).tolist()]
+    order = np.argsort(cluster, kind="stable")
+    names, start = np.unique(cluster[order], return_index=True)
+    wanted = np.isin(names, cluster[estimated])
+    groups = np.split(order, start[1:])
+    return [group for group, is_wanted in zip(groups, wanted.tolist(), strict=True) if is_wanted]
 
 
 def add_kept_energy(setting: Setting, known: Sequence[Estimates | None]) -> tuple[FloatArray, FloatArray]:

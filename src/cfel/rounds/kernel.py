@@ -47,25 +47,17 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ControlState:
-    """What the controller carries from one edge round to the next.
+    """What the controller carries from one edge round to the next."""
 
-    Attributes:
-        rounds_done: finished global rounds.
-        scheme: the scheme's state.
-        expected: what was spent by the plans.
-        realised: what was spent with the steps really taken.
-        spent_joules: per device, in the account that the budget counts.
-        losses: newest mean training loss of every device, NaN before its first; None before any.
-        habits: running mean of each device's influence (`rounds.estimates`), under the name that checkpoints
-            and coordinators store; None before any.
-    """
-
-    rounds_done: int
-    scheme: State
-    expected: Ledger
-    realised: Ledger
-    spent_joules: FloatArray
+    rounds_done: int  # finished global rounds
+    scheme: State  # the scheme's state
+    expected: Ledger  # what was spent by the plans
+    realised: Ledger  # what was spent with the steps really taken
+    spent_joules: FloatArray  # per device, in the account that the budget counts
+    # Newest mean training loss of every device, NaN before its first; None before any.
     losses: FloatArray | None = None
+    # Running mean of each device's influence (`rounds.estimates`), under the name that checkpoints and
+    # coordinators store; None before any.
     habits: FloatArray | None = None
 
     def ledger(self, setting: Setting) -> Ledger:
@@ -74,7 +66,6 @@ class ControlState:
 
 
 def initial_control(setting: Setting) -> ControlState:
-    """Before the first round."""
     clusters = setting.fleet.clusters
     return ControlState(
         rounds_done=0,
@@ -127,25 +118,21 @@ class DeviceWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeRoundOutcome:
-    """What happened in one edge round.
+    """What happened in one edge round."""
 
-    Attributes:
-        conditions, plan: the devices' conditions, and what they were asked to do.
-        steps, wire_bits: per device, bits as they are charged; 0 for those who took no part.
-        seconds, joules: per device, in the account that the budget counts.
-        expected, realised: cost of the edge round in both accounts.
-        losses: training losses of the devices that took a step, by device.
-    """
-
+    # `conditions`, `plan`: the devices' conditions, and what they were asked to do.
     conditions: Conditions
     plan: RoundPlan
+    # `steps`, `wire_bits`: per device, bits as they are charged; 0 for those who took no part.
     steps: FloatArray
     wire_bits: FloatArray
+    # `seconds`, `joules`: per device, in the account that the budget counts.
     seconds: FloatArray
     joules: FloatArray
+    # `expected`, `realised`: cost of the edge round in both accounts.
     expected: EdgeRoundCost
     realised: EdgeRoundCost
-    losses: Mapping[int, float]
+    losses: Mapping[int, float]  # training losses of the devices that took a step, by device
 
 
 def observe(
@@ -210,13 +197,8 @@ def compute_outcome(
 ) -> EdgeRoundOutcome:
     """What an edge round cost, expected and realised.
 
-    Args:
-        setting: the controlled system.
-        conditions: of the edge round, with who took part.
-        plan: what the devices were asked.
-        work: what they did, by device id; without any, nothing was realised.
-
-    Nobody waits beyond the deadline. A device that was late is charged for all it did.
+    `work` is what devices did, by id; without any, nothing was realised. Nobody waits beyond the deadline. A
+    device that was late is charged for all it did.
     """
     fleet, tau, work = setting.fleet, setting.rounds.local_steps, tuple(work)
     steps, wire_bits = _list_work(setting, work)
@@ -280,7 +262,6 @@ def count_global_round(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome]
 
 
 def charge_edge_round(control: ControlState, outcome: EdgeRoundOutcome) -> ControlState:
-    """The control after an edge round."""
     return replace(
         control,
         expected=after_edge_round(control.expected, outcome.expected),
@@ -311,13 +292,7 @@ def _add_losses(control: ControlState, outcome: EdgeRoundOutcome) -> FloatArray 
 def charge_gossip(
     setting: Setting, control: ControlState, measured_seconds: float | None = None
 ) -> ControlState:
-    """The control after gossip within a global round.
-
-    Args:
-        setting: the controlled system.
-        control: before the gossip.
-        measured_seconds: what the gossip really took; None for what the backhaul's model says.
-    """
+    """The control after gossip within a global round; its seconds are the model's unless measured."""
     return replace(
         control,
         expected=after_exchange(control.expected, setting.exchange_seconds),
@@ -439,12 +414,8 @@ def ends_at_budget(setting: Setting, control: ControlState, look_ahead: Callable
     """Whether the round just closed is the last because the budgets do not cover another.
 
     A scheme that keeps to budgets would plan such a round at its lower bounds, learn next to nothing and
-    overrun all the same. At most what a round has cost on average so far is left unused.
-
-    Args:
-        setting: the controlled system.
-        control: after the round.
-        look_ahead: what the scheme would see at the start of the next round.
+    overrun all the same. At most what a round has cost on average so far is left unused. `look_ahead` gives
+    what the scheme would see at the start of the next round.
     """
     if not may_end_at_budget(setting, control):
         return False

@@ -6,6 +6,7 @@ Models are evaluated elsewhere: by the simulator's executors, or by the edge ser
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
 from cfel.cost import NO_DEVICE
 from cfel.learning.evaluate import Evaluation, choose_test_samples, measure_devices, summarise_devices
+from cfel.losses import RoundLoss
 from cfel.metric import Metric
 from cfel.rounds.kernel import ControlState, EdgeRoundOutcome, is_over
 from cfel.rounds.totals import RoundTotals
@@ -24,20 +26,14 @@ from cfel.world import World
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundScores:
-    """What was measured after a round.
+    """What was measured after a round."""
 
-    Attributes:
-        accuracy: the task's metric; None when the round was not evaluated.
-        devices: measures the edge models per device, on test samples like its own; None if it cannot.
-        personal: the same of devices' own models; None where they have none.
-        personal_losses: the task's loss of these.
-        metrics: the task's further metrics, averaged like accuracy.
-    """
-
-    accuracy: float | None = None
+    accuracy: float | None = None  # the task's metric; None when the round was not evaluated
+    # Measures the edge models per device, on test samples like its own; None if it cannot.
     devices: Callable[[], FloatArray] | None = None
-    personal: FloatArray | None = None
-    personal_losses: FloatArray | None = None
+    personal: FloatArray | None = None  # the same of devices' own models; None where they have none
+    personal_losses: FloatArray | None = None  # the task's loss of these
+    # The task's further metrics, averaged like accuracy.
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def add_to(self, record: RoundRecord, metric: Metric, *, per_device: bool) -> RoundRecord:
@@ -74,23 +70,15 @@ def make_record(
     wall_seconds: float,
     ends_at_budget: bool = False,
     peak_memory_bytes: int | None = None,
+    losses: Sequence[RoundLoss] = (),
 ) -> RoundRecord:
-    """The log's line for a global round that has just ended.
+    """The log's line for a global round that has just ended; `control` has its costs already.
 
-    Args:
-        world: what is run.
-        control: what has been spent, this round included.
-        totals: of its edge rounds.
-        scores: of its models; empty when the round was not evaluated.
-        model_sha256: of the edge models.
-        wall_seconds: real time the round took.
-        ends_at_budget: whether the budgets do not cover another round.
-        peak_memory_bytes: most memory used so far, if known.
+    `scores` are empty when the round was not evaluated; `ends_at_budget` says that the budgets do not cover
+    another round.
     """
     setting, ahead = (world.at(control.rounds_done - 1 + later).setting for later in (0, 1))
     ledger = control.ledger(setting)
-    plans, uploads = totals.plans, totals.wire_bits / 8
-    backhaul = setting.count_backhaul_bits(control.rounds_done - 1) / 8
     record = RoundRecord(
         round=control.rounds_done,
         seconds=ledger.seconds,
@@ -101,34 +89,51 @@ def make_record(
         joules_realised=control.realised.joules,
         accuracy=scores.accuracy,
         loss=totals.loss,
-        rho_mean=totals.rho_mean,
-        theta_mean=totals.theta_mean,
-        # Those of the last edge round: the next plan starts from them.
-        sigma2=plans[-1].sigma2,
-        g2=plans[-1].g2,
-        gap=_find_gap(plans),
-        feasible=all(plan.feasible for plan in plans),
-        # Each sentence once, however many edge rounds report it.
-        violations=tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
-        wire_bytes=math.ceil(uploads + backhaul),
         wall_seconds=wall_seconds,
         model_sha256=model_sha256,
         straggler=None if totals.cost.straggler == NO_DEVICE else totals.cost.straggler,
         slowest_cluster=totals.cost.slowest_cluster,
-        devices_taking_part=totals.took_part,
-        steps_planned=setting.rounds.local_steps * totals.share,
-        steps_taken=totals.steps,
-        upload_bytes_planned=math.ceil(setting.upload_bits / 8 * totals.theta),
-        upload_bytes=math.ceil(uploads),
-        backhaul_bytes=math.ceil(backhaul),
-        backhaul_joules=setting.compute_backhaul_joules(control.rounds_done - 1),
-        download_bytes=math.ceil(totals.orders * setting.full_model_bits / 8),
         ends_at_budget=ends_at_budget,
         peak_memory_bytes=peak_memory_bytes,
         changes=world.changes_after(control.rounds_done),
+        losses=tuple(losses),
+        **_describe_plans(totals),
+        **_count_work(setting, totals, control.rounds_done - 1),
     )
     over = is_over(ahead.rounds, ahead.budget, setting.metrics[0], record)
     return scores.add_to(record, setting.metrics[0], per_device=world.evaluation.measures_devices(over=over))
+
+
+def _describe_plans(totals: RoundTotals) -> dict[str, Any]:
+    """Fields of a record that the round's plans give."""
+    plans = totals.plans
+    return {
+        "rho_mean": totals.rho_mean,
+        "theta_mean": totals.theta_mean,
+        # Those of the last edge round: the next plan starts from them.
+        "sigma2": plans[-1].sigma2,
+        "g2": plans[-1].g2,
+        "gap": _find_gap(plans),
+        "feasible": all(plan.feasible for plan in plans),
+        # Each sentence once, however many edge rounds report it.
+        "violations": tuple(dict.fromkeys(words for plan in plans for words in plan.violations)),
+        "devices_taking_part": totals.took_part,
+    }
+
+
+def _count_work(setting: Setting, totals: RoundTotals, global_round: int) -> dict[str, Any]:
+    """Fields of a record that count steps and bytes of a global round (from 0)."""
+    uploads, backhaul = totals.wire_bits / 8, setting.count_backhaul_bits(global_round) / 8
+    return {
+        "wire_bytes": math.ceil(uploads + backhaul),
+        "steps_planned": setting.rounds.local_steps * totals.share,
+        "steps_taken": totals.steps,
+        "upload_bytes_planned": math.ceil(setting.upload_bits / 8 * totals.theta),
+        "upload_bytes": math.ceil(uploads),
+        "backhaul_bytes": math.ceil(backhaul),
+        "backhaul_joules": setting.compute_backhaul_joules(global_round),
+        "download_bytes": math.ceil(totals.orders * setting.full_model_bits / 8),
+    }
 
 
 def make_plan_table(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome], number: int) -> PlanTable:
@@ -170,10 +175,7 @@ def _find_gap(plans: Sequence[RoundPlan | Decision]) -> float | None:
 def measure_each(world: World, devices: Sequence[int], values: Sequence[FloatArray]) -> FloatArray:
     """A metric of some devices, on test samples like their own; NaN where there are none.
 
-    Args:
-        world: what is run.
-        devices: their numbers.
-        values: per device, the metric of its model for each evaluated sample.
+    `values` are, per device, the metric of its model for each evaluated sample.
     """
     data, samples = world.task.data, world.evaluation.samples or None
     places = choose_test_samples(len(data.test_targets), samples, world.setting.seed).numpy()
@@ -181,13 +183,7 @@ def measure_each(world: World, devices: Sequence[int], values: Sequence[FloatArr
 
 
 def mean_metric(setting: Setting, metrics: Sequence[float], clusters: Collection[int] | None = None) -> float:
-    """The edge models' metrics, averaged over devices.
-
-    Args:
-        setting: the clusters' sizes.
-        metrics: in cluster order.
-        clusters: those whose edge server is there; None, or none of them, for all.
-    """
+    """The edge models' metrics, in cluster order, averaged over the devices of all or some clusters."""
     sizes = setting.fleet.sizes
     if clusters:
         there = np.isin(np.arange(len(sizes)), list(clusters))

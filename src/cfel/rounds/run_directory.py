@@ -45,21 +45,13 @@ SAME_BITS = {"ray": "threads", "processes": "threads"}
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """A run directory as it is asked for.
+    """A run directory as it is asked for."""
 
-    Attributes:
-        path: the directory.
-        experiment_toml: the experiment; of a simulation, resolved.
-        command: the command line, for the record.
-        resume: resume the run that `path` holds, if it holds one.
-        may_differ: further keys that may have another value in a run that is resumed.
-    """
-
-    path: Path
-    experiment_toml: str
-    command: Sequence[str] = ()
-    resume: bool = False
-    may_differ: Collection[str] = ()
+    path: Path  # the directory
+    experiment_toml: str  # the experiment; of a simulation, resolved
+    command: Sequence[str] = ()  # the command line, for the record
+    resume: bool = False  # resume the run that `path` holds, if it holds one
+    may_differ: Collection[str] = ()  # further keys that may have another value in a run that is resumed
 
 
 def open_run(request: RunRequest, setting: Setting) -> tuple[RunWriter, Checkpoint | None]:

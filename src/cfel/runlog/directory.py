@@ -264,7 +264,6 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """Opens the run in `path`."""
         if not path.exists():
             raise RunDirectoryError(f"{path} does not exist")
         if not holds_run(path):

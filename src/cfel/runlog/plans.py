@@ -25,39 +25,22 @@ _NAME = re.compile(r"round-([0-9]{5,9})\.parquet")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanTable:
-    """Columns of equal length, one row per device and edge round of one global round.
+    """Columns of equal length, one row per device and edge round of one global round."""
 
-    Attributes:
-        round: number of the global round.
-        edge_round: edge round within it.
-        device: device number.
-        cluster: its cluster.
-        rho: ρ, ordered share of local iterations.
-        theta: θ, ordered share of entries to upload.
-        mu: seconds per step.
-        alpha: joules per step.
-        nu: seconds per full upload.
-        power: watts while uploading.
-        speed: share of its clock that the device ran at; all 1 if not given.
-        steps: local steps actually taken.
-        seconds: time this device took in this edge round.
-        joules: energy it took.
-    """
-
-    round: int
-    edge_round: NDArray[Any]
-    device: NDArray[Any]
-    cluster: NDArray[Any]
-    rho: NDArray[Any]
-    theta: NDArray[Any]
-    mu: NDArray[Any]
-    alpha: NDArray[Any]
-    nu: NDArray[Any]
-    power: NDArray[Any]
-    steps: NDArray[Any]
-    seconds: NDArray[Any]
-    joules: NDArray[Any]
-    speed: NDArray[Any] | None = None
+    round: int  # number of the global round
+    edge_round: NDArray[Any]  # edge round within it
+    device: NDArray[Any]  # device number
+    cluster: NDArray[Any]  # its cluster
+    rho: NDArray[Any]  # ρ, ordered share of local iterations
+    theta: NDArray[Any]  # θ, ordered share of entries to upload
+    mu: NDArray[Any]  # seconds per step
+    alpha: NDArray[Any]  # joules per step
+    nu: NDArray[Any]  # seconds per full upload
+    power: NDArray[Any]  # watts while uploading
+    steps: NDArray[Any]  # local steps actually taken
+    seconds: NDArray[Any]  # time this device took in this edge round
+    joules: NDArray[Any]  # energy it took
+    speed: NDArray[Any] | None = None  # share of its clock that the device ran at; all 1 if not given
 
     def __post_init__(self) -> None:
         """Converts every column to its type and checks the lengths."""

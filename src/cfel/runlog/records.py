@@ -24,6 +24,7 @@ import numpy as np
 
 from cfel.durable import read_bytes, translate_os_errors
 from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
+from cfel.losses import RoundLoss
 from cfel.membership import FleetChange
 from cfel.validation import check_keys, check_number, convert_document, parse_json
 from cfel.wording import show
@@ -120,6 +121,8 @@ class RoundRecord:
     peak_memory_bytes: int | None = None
     # Of the fleet, or of the length of the run, that hold from the next round on.
     changes: tuple[FleetChange, ...] = ()
+    # Of a federation: who was missing in this round, or what came to light of an earlier one.
+    losses: tuple[RoundLoss, ...] = ()
 
     def __post_init__(self) -> None:
         """Converts NumPy scalars to plain numbers and checks all values."""
@@ -138,8 +141,9 @@ class RoundRecord:
         """The record as one line of JSON, newline included."""
         document = msgspec.to_builtins(self)
         # Few rounds have any.
-        if not self.changes:
-            del document["changes"]
+        for name in ("changes", "losses"):
+            if not document[name]:
+                del document[name]
         document = _name_numbers(document)
         return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
 
@@ -197,7 +201,6 @@ def _name_numbers(value: object) -> object:
 
 
 def _restore_numbers(value: object) -> object:
-    """The reverse of `_name_numbers`."""
     if isinstance(value, dict):
         return {name: _restore_numbers(each) for name, each in value.items()}
     return _NOT_IN_JSON.get(value, value) if isinstance(value, str) else value

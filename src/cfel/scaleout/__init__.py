@@ -4,9 +4,8 @@ Ray is an optional extra. This module can be imported without it. Use the functi
 modules: they report how to install Ray, and set a token before Ray is imported. Results do not depend on
 where they are computed: they equal the `threads` engine's, bit for bit.
 
-    cluster    joins a cluster, or starts one on this machine
-    workers    the round loop's executor, and the workers that it gives jobs to
-    run_sweep  whole runs as jobs
+    workers     the round loop's executor, the workers that it gives jobs to, and the cluster they are on
+    whole_runs  whole runs as jobs
 """
 
 import os
@@ -20,8 +19,8 @@ from cfel.errors import InputError, ScaleoutError
 from cfel.extras import MissingExtraError, install_command
 
 if TYPE_CHECKING:
-    from cfel.rounds.parameters import SimulationParameters
     from cfel.scaleout.workers import RayExecutor
+    from cfel.simulation.parameters import SimulationParameters
     from cfel.world import World
 
 
@@ -55,7 +54,7 @@ def _require_steps(world: "World") -> None:
     training = world.training
     if find_algorithm(training).train is not None:
         raise InputError(
-            f"engine 'ray' cannot train with {training.local.algorithm!r}: it has a loop of its own, "
+            f"engine 'ray' cannot train with {training.local.algorithm!r}: it has its own training loop, "
             "which may remember things in this process; use --engine threads"
         )
 
@@ -63,7 +62,7 @@ def _require_steps(world: "World") -> None:
 def connect_cluster(address: str | None = None, cores: int = 0) -> AbstractContextManager[None]:
     """Connects to the cluster at `address`, or to one started here with this many cores (0 for all)."""
     prepare(address)
-    from cfel.scaleout.cluster import connect
+    from cfel.scaleout.workers import connect
 
     return connect(address, cores)
 

@@ -6,20 +6,21 @@ so losing a worker loses only time. Data and edge models arrive through the obje
 a machine share.
 
 Where no vectors of devices travel, a worker trains a whole cluster and returns its next edge model instead of
-all updates (`simulation.whole_clusters`).
+all updates (`ClusterExecutor`).
 
 A `WorkerPool` starts workers and gives each job, one call of a worker's method, to the one with the fewest.
 When a worker dies, its jobs go to others, and a replacement joins as soon as the cluster has room for it.
 Jobs are pure functions, so it does no harm if one is computed twice.
 """
 
+import logging
 import os
 import sys
 import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -56,10 +57,19 @@ from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
 from cfel.learning.torch_state import prepare_process, prepare_thread
-from cfel.rounds.parameters import SimulationParameters
-from cfel.scaleout.cluster import cluster_cores, cluster_gpus, connect, first_line
-from cfel.simulation.executors import Job, JobResult, group_jobs, largest_group
-from cfel.simulation.whole_clusters import ClusterJob, ClusterResult, EdgeUpdate, is_even, run_cluster
+from cfel.scaleout import address_to_join
+from cfel.simulation.executors import (
+    ClusterJob,
+    ClusterResult,
+    EdgeUpdate,
+    Job,
+    JobResult,
+    group_jobs,
+    is_even,
+    largest_group,
+    run_cluster,
+)
+from cfel.simulation.parameters import SimulationParameters
 from cfel.world import World
 
 VERSIONS = (f"cfel {__version__}", f"torch {torch.__version__}", f"numpy {np.__version__}")
@@ -75,21 +85,16 @@ class WorkerInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceContext:
-    """The parts of a World that devices need; put into the object store once.
+    """The parts of a World that devices need; put into the object store once."""
 
-    Attributes:
-        seed, task, training, compress, edge_rules: the World's.
-        indices: the samples of all devices in one array, as thousands of small ones load slowly.
-        starts: where the samples of each device start in it, and the end.
-    """
-
+    # `seed`, `task`, `training`, `compress`, `edge_rules`: the World's.
     seed: int
     task: Task
     training: TrainingParameters
     compress: Compressor
     edge_rules: EdgeRules
-    indices: IntArray
-    starts: IntArray
+    indices: IntArray  # the samples of all devices in one array, as thousands of small ones load slowly
+    starts: IntArray  # where the samples of each device start in it, and the end
 
     @classmethod
     def from_world(cls, world: World) -> "DeviceContext":
@@ -100,7 +105,6 @@ class DeviceContext:
         return cls(world.setting.seed, *parts, indices, starts)
 
     def data(self, device: int) -> DeviceData:
-        """What one device holds."""
         return DeviceData(self.task.data, self.indices[self.starts[device] : self.starts[device + 1]])
 
 
@@ -169,7 +173,6 @@ class DeviceWorker:
             yield device_update(whole, data, state, self._workspace)
 
     def evaluations(self, samples: int, *models: FlatModel) -> list[Evaluation]:
-        """The models on the test set."""
         return [evaluate(model, self._workspace, samples or None, self._context.seed) for model in models]
 
 
@@ -249,7 +252,6 @@ class WorkerPool:
         return len(self._workers)
 
     def describe(self) -> list[WorkerInfo]:
-        """Where the workers run."""
         return [worker.info for worker in self._workers]
 
     def add_missing_workers(self, seconds: float = 0.0) -> None:
@@ -274,7 +276,6 @@ class WorkerPool:
             )
 
     def close(self) -> None:
-        """Ends all workers."""
         for handle in [*(worker.handle for worker in self._workers), *self._starting.values()]:
             ray.kill(handle)
         self._workers, self._starting = [], {}
@@ -409,7 +410,6 @@ def unwrap_error(error: RayTaskError) -> BaseException:
 
 
 def store_full_error(error: BaseException) -> ScaleoutError:
-    """The error for an object store that is full."""
     return ScaleoutError(
         "the cluster's object store is full and cannot spill to disk; give it more memory "
         f"(ray start --object-store-memory …) or disk, and resume: {first_line(error)}"
@@ -456,18 +456,15 @@ class RayExecutor:
         self._cleanup.close()
 
     def describe_workers(self) -> list[WorkerInfo]:
-        """Where the workers run."""
         return self._pool.describe()
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
-        """See `Executor`."""
         self._store([order.model for order in orders])
         groups = group_jobs(orders, len(self._pool), self._most)
         for estimates in self._pool.map("estimates", map(self._estimate_arguments, groups)):
             yield from estimates
 
     def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """See `Executor`."""
         self._store([order.model for order, _ in jobs])
         groups = group_jobs(jobs, len(self._pool), self._most)
         for seconds, answers in self._pool.map("updates", map(self._update_arguments, groups)):
@@ -476,11 +473,9 @@ class RayExecutor:
                 yield report, _copy_state(state)
 
     def can_run_clusters(self, sizes: Sequence[int]) -> bool:
-        """See `ClusterExecutor`."""
         return not self._keeps_vectors and is_even(sizes, len(self._pool))
 
     def run_clusters(self, jobs: Sequence[ClusterJob]) -> Iterator[ClusterResult]:
-        """See `ClusterExecutor`."""
         self._store([order.model for each in jobs for order, _ in each.jobs[:1]])
         for seconds, result in self._pool.map("clusters", map(self._cluster_arguments, jobs)):
             self.busy_seconds += seconds
@@ -490,7 +485,6 @@ class RayExecutor:
             yield result._replace(model=own)
 
     def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
-        """See `Executor`."""
         self._store(models)
         arguments = ((samples, self._stored[id(model)][1]) for model in models)
         return [each for found in self._pool.map("evaluations", arguments) for each in found]
@@ -533,3 +527,65 @@ def _copy_state(state: DeviceState) -> DeviceState:
     memory = {name: tensor.clone() for name, tensor in state.memory.items()}
     residual = None if state.residual is None else state.residual.clone()
     return replace(state, memory=memory, residual=residual)
+
+
+# Joining a Ray cluster, or starting one on this machine while a command runs. Ray runs code for everyone who
+# reaches its ports, and listens on every interface: see docs/guides/scale.md. `cfel.scaleout.prepare` does
+# what must happen before Ray is imported.
+
+
+@contextmanager
+def connect(address: str | None = None, cores: int = 0) -> Iterator[None]:
+    """Makes this process the driver of a cluster.
+
+    The address is that of a cluster's head ("host:6379", or "auto" on one of its machines). None takes
+    RAY_ADDRESS from the environment, or starts a cluster on this machine, with so many cores, 0 for all.
+
+    Raises:
+        ScaleoutError: there is no cluster at the address, or it rejected the connection.
+    """
+    if ray.is_initialized():  # by an outer `connect`, or by a program that uses cfel as a library
+        yield
+        return
+    joined = address_to_join(address)
+    try:
+        if joined is None:
+            _start_local(cores)
+        else:
+            ray.init(address=joined, logging_level=logging.ERROR, log_to_driver=False)
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        where = "on this machine" if joined is None else f"at {joined!r}"
+        raise ScaleoutError(f"no Ray cluster {where}: {first_line(error)}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def cluster_cores() -> int:
+    """Cores of all living machines; at least one."""
+    return max(1, int(sum(node["Resources"].get("CPU", 0) for node in list_live_nodes())))
+
+
+def cluster_gpus() -> float:
+    return float(sum(node["Resources"].get("GPU", 0) for node in list_live_nodes()))
+
+
+def list_live_nodes() -> list[dict[str, Any]]:
+    """Ray's description of every living machine."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text: Ray appends whole stack traces."""
+    return str(error).strip().partition("\n")[0]
+
+
+def _start_local(cores: int) -> None:
+    ray.init(
+        address="local",
+        num_cpus=cores or os.cpu_count() or 1,
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )

@@ -7,19 +7,21 @@ a group are trained as one model, which agrees with training them one by one up 
 same bits for any number of workers, and the same with threads as with processes.
 """
 
+import heapq
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from cfel.errors import InputError
 from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
+from cfel.learning.edge import EdgeRules, update_edge_model
 from cfel.learning.evaluate import Evaluation, evaluate
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.batched import device_updates_batched, find_obstacle
@@ -27,7 +29,8 @@ from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.torch_state import prepare_process, prepare_thread
-from cfel.rounds.parameters import SimulationParameters
+from cfel.rounds.kernel import DeviceWork
+from cfel.simulation.parameters import SimulationParameters
 from cfel.simulation.worker_process import SharedVectors, WorkerProcess, can_fork
 from cfel.world import World
 
@@ -73,13 +76,9 @@ JobResult = tuple[DeviceReport, DeviceState]
 
 
 class Executor(Protocol):
-    """What the round loop needs of an executor.
+    """What the round loop needs of an executor."""
 
-    Attributes:
-        workers: how many work at a time; 0 for one per core.
-    """
-
-    workers: int
+    workers: int  # how many work at a time; 0 for one per core
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
         """Fresh σ² and G² by `learning.device.device_estimate`, in the order of the orders."""
@@ -124,11 +123,9 @@ class LocalWorker:
         return SharedState(vectors, tuple(names), models)
 
     def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 — whatever the method returns
-        """See `Worker`."""
         return getattr(self, method)(*arguments)
 
     def estimate(self, order: DeviceOrder) -> Estimates:
-        """Fresh estimates of one device."""
         return device_estimate(order, self._world.data[order.device], self._workspace)
 
     def update(self, jobs: Sequence[Job]) -> list[JobResult]:
@@ -157,17 +154,11 @@ class LocalWorker:
 
 @dataclass(frozen=True, slots=True)
 class SharedState:
-    """Where models on their way to workers are, and what devices keep.
+    """Where models on their way to workers are, and what devices keep."""
 
-    Attributes:
-        vectors: places for `models` models, then for the vectors of every device.
-        names: of the vectors that a device's algorithm keeps; the residual comes after them.
-        models: number of models under way, at most.
-    """
-
-    vectors: SharedVectors
-    names: tuple[str, ...]
-    models: int
+    vectors: SharedVectors  # places for `models` models, then for the vectors of every device
+    names: tuple[str, ...]  # of the vectors that a device's algorithm keeps; the residual comes after them
+    models: int  # number of models under way, at most
 
     def keep(self, device: int, state: DeviceState) -> DeviceState:
         """The state with its vectors in shared memory."""
@@ -230,7 +221,7 @@ class PoolExecutor:
         prepare_process()
         prepare_thread()
         self.workers = parameters.workers
-        # A loop of its own may remember things in this process, and need not be safe in several threads.
+        # A user's training loop may remember things in this process, and need not be safe in several threads.
         alone = find_algorithm(world.training).train is not None
         count = 1 if alone else parameters.workers or os.cpu_count() or 1
         self._count, self._ahead = count, count * (1 + AHEAD)
@@ -270,12 +261,9 @@ class PoolExecutor:
             each.close()
 
     def run_estimates(self, orders: Sequence[DeviceOrder]) -> Iterator[Estimates]:
-        """See `Executor`."""
         return self._map("estimate", (_Call([order.model], order.with_model) for order in orders))
 
     def run_updates(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
-        """See `Executor`."""
-
         def make_call(group: Sequence[Job]) -> _Call:
             def hand_out(*models: FlatModel) -> list[Job]:
                 pairs = zip(group, models, strict=True)
@@ -287,7 +275,6 @@ class PoolExecutor:
             yield from results
 
     def run_evaluations(self, models: Sequence[FlatModel], samples: int) -> list[Evaluation]:
-        """See `Executor`."""
         calls = (_Call([model], lambda each: (each, samples)) for model in models)
         return list(self._map("evaluate", calls))
 
@@ -362,3 +349,85 @@ def _check_engine(world: World, parameters: SimulationParameters) -> None:
             f"engine 'processes' with simulation.device = {parameters.device!r}: trains on the CPU only; use "
             "--engine threads, or batched"
         )
+
+
+# Edge rounds in which a worker trains a whole cluster and adds its updates up, so that one model comes back.
+# An executor that reaches other machines can do so: the driver then neither receives nor adds up what devices
+# send. Results have the same bits, because a cluster's updates are added up in the order of ids by one
+# worker, with the functions that the round loop calls.
+#
+# Device by device, as with any executor, it stays where
+#
+# * vectors of devices travel (momentum that is kept, residuals of error feedback, personal parts): the driver
+#   receives as much as before;
+# * there is a deadline: who is late is known only from the plan and conditions of the driver;
+# * aggregation is semi-asynchronous: an update may wait for a later edge round;
+# * clusters are too few or too uneven to keep all workers busy.
+
+
+# Part of the workers' time that must be used, if all devices take the same time.
+_LEAST_USE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeUpdate:
+    """How an edge server updates its model in an edge round; see `learning.edge.update_edge_model`."""
+
+    weights: Mapping[int, float]  # of the devices that took part
+    share: float  # of the cluster's devices that took part
+    rate: float  # the learning rate of the devices
+    used: float  # share of the run that is over
+
+    def apply(self, model: FlatModel, reports: Iterable[DeviceReport], rules: EdgeRules) -> FlatModel:
+        rates = {"rate": self.rate, "used": self.used}
+        return update_edge_model(model, reports, self.weights, rules, share=self.share, **rates)
+
+
+class ClusterJob(NamedTuple):
+    """An edge round of one cluster."""
+
+    jobs: Sequence[Job]
+    update: EdgeUpdate
+
+
+class ClusterResult(NamedTuple):
+    """Its edge model, and what its devices did and keep."""
+
+    model: FlatModel
+    devices: Sequence[tuple[DeviceWork, DeviceState]]
+
+
+@runtime_checkable
+class ClusterExecutor(Protocol):
+    """An executor whose workers can train whole clusters."""
+
+    def can_run_clusters(self, sizes: Sequence[int]) -> bool:
+        """Whether it should be asked to, for clusters of so many devices."""
+        ...
+
+    def run_clusters(self, jobs: Sequence[ClusterJob]) -> Iterator[ClusterResult]:
+        """Each job by `run_cluster`, in their order."""
+        ...
+
+
+def run_cluster(
+    model: FlatModel, answers: Iterable[JobResult], update: EdgeUpdate, rules: EdgeRules
+) -> ClusterResult:
+    """Adds up the updates of a cluster, by ascending id, and keeps none of them."""
+    devices: list[tuple[DeviceWork, DeviceState]] = []
+
+    def note(answer: JobResult) -> DeviceReport:
+        report, state = answer
+        work = DeviceWork(report.device, report.steps, report.update.wire_bits, report.loss)
+        devices.append((work, state))
+        return report
+
+    return ClusterResult(update.apply(model, map(note, answers), rules), devices)
+
+
+def is_even(sizes: Sequence[int], workers: int) -> bool:
+    """Whether clusters of so many devices keep all workers busy, if the next one goes to the first to end."""
+    load = [0] * workers
+    for size in sizes:
+        heapq.heapreplace(load, load[0] + size)
+    return sum(sizes) >= _LEAST_USE * workers * max(load)

@@ -1,29 +1,35 @@
 """The round loop (Algorithm 1) in virtual time: plan, train, aggregate, gossip, count the cost, record.
 
-Pure but for the executor: a `RunState` in, outcomes with the next state out. Plans, costs and records come
-from `rounds`, arithmetic on models from `learning`, as they do in a deployment.
+`run_in_directory` creates or resumes a run directory, appends every round and saves checkpoints. `simulate`
+is the loop, pure but for the executor: a `RunState` in, outcomes with the next state out. Plans, costs and
+records come from `rounds`, arithmetic on models from `learning`, as they do in a deployment.
 """
 
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
+from pathlib import Path
 
 import numpy as np
 
+from cfel.arrays import BoolArray
 from cfel.control.scheme import Observation, RoundPlan
 from cfel.control.setting import Setting
-from cfel.errors import DivergedError
+from cfel.durable import translate_parse_errors
+from cfel.errors import DivergedError, RunDirectoryError
 from cfel.learning.device import return_update
 from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.edge import gossip_mix, mean_model
 from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import refresh_estimates
-from cfel.learning.models.flat import FlatModel, complete_model, model_sha256
+from cfel.learning.models.flat import FlatModel, complete_model, digest_models, join_digests
+from cfel.losses import RoundLoss
 from cfel.rounds.estimates import needs_estimates, note_influence, view_estimates
 from cfel.rounds.kernel import (
     DeviceWork,
@@ -32,6 +38,7 @@ from cfel.rounds.kernel import (
     charge_gossip,
     close_global_round,
     compute_outcome,
+    device_weights,
     ends_at_budget,
     find_late,
     find_used,
@@ -50,34 +57,151 @@ from cfel.rounds.records import (
     measure_each,
     take_means,
 )
+from cfel.rounds.run_directory import RunRequest, open_run
 from cfel.rounds.totals import add_up
+from cfel.runlog import RoundRecord, RunDirectory, RunWriter, holds_run
 from cfel.simulation.buffered import find_busy, run_buffered, work_during_gossip
-from cfel.simulation.executors import Executor, Job, JobResult
-from cfel.simulation.state import EdgeRoundOrders, RoundOutcome, RunState, enter_round
-from cfel.simulation.whole_clusters import ClusterExecutor, group_by_cluster, plan_edge_update, run_clusters
+from cfel.simulation.executors import ClusterExecutor, ClusterJob, EdgeUpdate, Executor, Job, JobResult
+from cfel.simulation.state import (
+    EdgeRoundOrders,
+    RoundOutcome,
+    RunState,
+    enter_round,
+    from_checkpoint,
+    initial_state,
+    to_checkpoint,
+)
 from cfel.system.conditions import Conditions
+from cfel.wording import plural
 from cfel.world import World
 
 # Whole models of devices that are made at a time.
 _AT_ONCE = 16
 
 
+Progress = Callable[[RoundRecord], None]
+"""Called with every finished round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Hooks into a run."""
+
+    # Entered once the directory is known to be this run's, and left at its end; gives what to call with every
+    # round once it is written.
+    follow: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(lambda _: None)
+    # Called after every round; true ends the run there, with a checkpoint.
+    interrupted: Callable[[], bool] = lambda: False
+
+
+def run_in_directory(
+    world: World,
+    executor: Executor,
+    request: RunRequest,
+    checkpoint_every: int = 1,
+    watch: Watch | None = None,
+) -> list[RoundRecord]:
+    """Runs an experiment to its end and leaves the run directory complete; returns the records of all rounds.
+
+    Checkpoints are saved every so many global rounds; with 0, only the last.
+
+    Raises:
+        RunDirectoryError: the run cannot start or be resumed there, or a file cannot be written.
+        DivergedError: training diverged; the checkpoint is of the last round in the log.
+        KeyboardInterrupt: the run was interrupted; the checkpoint is of the last round in the log.
+    """
+    if request.resume and holds_run(request.path):
+        _reject_deployment(request.path)
+    writer, checkpoint = open_run(request, world.setting)
+    with writer:
+        if checkpoint is None:
+            state = initial_state(world)
+        else:
+            with translate_parse_errors(request.path / "checkpoint"):
+                state = from_checkpoint(checkpoint, world)
+        outcomes = simulate(world, executor, state, time.perf_counter)
+        _write_rounds(world, state, outcomes, writer, checkpoint_every, watch or Watch())
+    return list(RunDirectory.open(request.path).records())
+
+
+def _write_rounds(
+    world: World,
+    state: RunState,
+    outcomes: Iterator[RoundOutcome],
+    writer: RunWriter,
+    checkpoint_every: int,
+    watch: Watch,
+) -> None:
+    """Runs the rounds that are left, each written before the next begins; the last good one is saved."""
+    done = RunDirectory.open(writer.path).records()
+    with watch.follow() as progress:
+        # A finished run is followed, too: a tracker may be new to it.
+        if done and _ends(world, done[-1]):
+            return
+        last_saved, stopped = state.control.rounds_done, False
+        diverged: DivergedError | None = None
+        try:
+            for outcome in outcomes:
+                writer.append(outcome.record, outcome.plans)
+                state, number = outcome.state, outcome.record.round
+                stopped = watch.interrupted() and not _ends(world, outcome.record)
+                if stopped or (checkpoint_every and number % checkpoint_every == 0):
+                    writer.save_checkpoint(to_checkpoint(state))
+                    last_saved = number
+                progress(outcome.record)
+                if stopped:
+                    break
+        except DivergedError as error:
+            diverged = error
+        if last_saved < state.control.rounds_done:
+            writer.save_checkpoint(to_checkpoint(state))
+        writer.wait()
+        if diverged is not None:
+            raise diverged.add_details(advice=_advice(writer.path, state.control.rounds_done)) from diverged
+        if stopped:
+            raise KeyboardInterrupt
+
+
+def _ends(world: World, record: RoundRecord) -> bool:
+    setting = world.at(record.round).setting
+    return is_over(setting.rounds, setting.budget, setting.metrics[0], record)
+
+
+def _advice(path: Path, good_rounds: int) -> str:
+    """What can be done with the directory of a run that diverged."""
+    smaller = "with a smaller --set local.learning_rate=… and another --out"
+    if not good_rounds:
+        return f". No round was finished: run it again {smaller}"
+    kept = plural(good_rounds, "round")
+    return (
+        f". {kept} and a checkpoint are kept in {path}; --resume would only meet the same again. Run it "
+        f"again {smaller}; to start from the last good model, `cfel export {path} --to good.safetensors` and "
+        "--set model.init=good.safetensors"
+    )
+
+
+def _reject_deployment(path: Path) -> None:
+    """Raises if the run is a federation's, or one of its edge servers': resuming it would cut its log."""
+    if (path / "nodes").is_dir() or (path / "vote.json").exists():
+        raise RunDirectoryError(
+            f"{path} holds a deployment's run, whose devices keep their own state: "
+            "resume it with `cfel up --resume`, or start its nodes again"
+        )
+
+
 def simulate(
     world: World, executor: Executor, state: RunState, now: Callable[[], float]
 ) -> Iterator[RoundOutcome]:
-    """Runs global rounds until the experiment's end.
-
-    Args:
-        world: what is run.
-        executor: where devices' work is done.
-        state: where to continue from.
-        now: wall-clock seconds, for the log only.
-    """
+    """Runs global rounds from a state to the experiment's end; `now` is the wall clock, for the log only."""
     over = _is_complete(world, state)
+    # Of edge models after the last gossip that each took part in.
+    digests: dict[int, bytes] = {}
     while not over:
         begin = now()
         world, state = world.at(state.control.rounds_done), enter_round(world, state)
         setting = world.setting
+        new = [i for i in setting.fleet.list_edges() if i not in digests]
+        digests |= zip(new, digest_models([state.models[i] for i in new]), strict=True)
         edge_rounds: list[EdgeRoundOutcome] = []
         for edge_round in range(setting.rounds.edge_rounds):
             state, outcome = run_edge_round(world, executor, state, edge_round)
@@ -86,9 +210,14 @@ def simulate(
                 state = run_gossip(world, executor, state, edge_round + 1)
                 state = replace(state, control=charge_gossip(setting, state.control))
         state = run_gossip(world, executor, state, setting.rounds.edge_rounds)
-        averaged = map(world.edge_rules.add_to_average, state.models)
+        mixed = find_mixed(world, state.control.rounds_done)
+        averaged = [
+            world.edge_rules.add_to_average(model) if i in mixed else model
+            for i, model in enumerate(state.models)
+        ]
         control = close_global_round(setting, state.control)
         state = replace(state, control=control, models=tuple(averaged))
+        digests |= zip(mixed, digest_models([state.models[i] for i in mixed]), strict=True)
         # Whether the run is over depends on what is left of it, changes that follow included.
         ahead, entered = world.at(control.rounds_done).setting, enter_round(world, state)
         last = ends_at_budget(ahead, entered.control, partial(_look_ahead, ahead, entered))
@@ -97,7 +226,7 @@ def simulate(
             control,
             add_up(setting, edge_rounds),
             evaluate_round(world, executor, state, ends_at_budget=last),
-            model_sha256=model_sha256([state.models[i] for i in setting.fleet.list_edges()]),
+            model_sha256=join_digests(digests[i] for i in setting.fleet.list_edges()),
             wall_seconds=now() - begin,
             ends_at_budget=last,
             peak_memory_bytes=measure_peak_memory(),
@@ -129,6 +258,9 @@ def run_edge_round(
     """
     setting, control, buffered = world.setting, state.control, world.edge_rules.aggregation.buffer > 0
     conditions = setting.conditions(control.rounds_done, edge_round, control.spent_joules)
+    loss = world.losses.get((control.rounds_done + 1, edge_round, None))
+    if loss is not None:
+        conditions = conditions.without(mark(loss.absent, setting.fleet.devices))
     if buffered:
         conditions = conditions.without(find_busy(state.pending, setting.fleet.devices))
     with _name_cluster(world):
@@ -141,6 +273,11 @@ def run_edge_round(
         plan, control = plan_edge_round(setting, control, observation)
         conditions, used = plan.leave_out(conditions), find_used(setting.schedule_by, observation)
         rate = world.training.local.find_rate(used)
+        if loss is not None:
+            state = lose_updates(
+                executor, state, make_jobs(world, state, edge_round, conditions, plan, rate), loss
+            )
+            conditions = conditions.without(mark(loss.lost, setting.fleet.devices))
         orders = EdgeRoundOrders(
             number=control.rounds_done * setting.rounds.edge_rounds + edge_round,
             conditions=conditions,
@@ -151,6 +288,20 @@ def run_edge_round(
         run = run_buffered if buffered else run_synchronous
         state, outcome = run(world, executor, state, orders)
     return replace(state, control=charge_edge_round(control, outcome)), outcome
+
+
+def lose_updates(executor: Executor, state: RunState, jobs: Sequence[Job], loss: RoundLoss) -> RunState:
+    """The state after devices have trained whose updates get lost: only they know of it."""
+    devices = list(state.devices)
+    for report, device in executor.run_updates([job for job in jobs if job[0].device in loss.trained]):
+        before = devices[report.device].estimates
+        devices[report.device] = replace(return_update(device, report.update), estimates=before)
+    return replace(state, devices=tuple(devices))
+
+
+def mark(devices: Sequence[int], size: int) -> BoolArray:
+    """Per device, whether it is one of these."""
+    return np.isin(np.arange(size), devices)
 
 
 def make_jobs(
@@ -248,13 +399,68 @@ def run_synchronous(
     return replace(state, models=tuple(models), devices=tuple(devices)), outcome
 
 
+def group_by_cluster(world: World, orders: EdgeRoundOrders) -> list[tuple[int, list[Job]]]:
+    """The jobs of every cluster that takes part; they are sorted by cluster."""
+    cluster = world.setting.fleet.cluster
+    groups = groupby(orders.jobs, lambda job: int(cluster[job[0].device]))
+    return [(number, list(jobs)) for number, jobs in groups]
+
+
+def run_clusters(
+    world: World,
+    executor: ClusterExecutor,
+    state: RunState,
+    orders: EdgeRoundOrders,
+    groups: Sequence[tuple[int, Sequence[Job]]],
+) -> tuple[RunState, EdgeRoundOutcome]:
+    """One edge round, cluster by cluster. Control is charged later."""
+    models, devices, work = list(state.models), list(state.devices), []
+    jobs = [
+        ClusterJob(own, plan_edge_update(world, orders, cluster, [order.device for order, _ in own]))
+        for cluster, own in groups
+    ]
+    for (cluster, _), result in zip(groups, executor.run_clusters(jobs), strict=True):
+        models[cluster] = result.model
+        for each, kept in result.devices:
+            devices[each.device] = kept
+            work.append(each)
+    # Sums run by device, whichever cluster it is in.
+    work.sort(key=lambda each: each.device)
+    outcome = compute_outcome(world.setting, orders.conditions, orders.plan, work)
+    return replace(state, models=tuple(models), devices=tuple(devices)), outcome
+
+
+def plan_edge_update(
+    world: World, orders: EdgeRoundOrders, cluster: int, devices: Sequence[int]
+) -> EdgeUpdate:
+    """The update of a cluster's edge model by these of its devices."""
+    setting, local = world.setting, world.training.local
+    return EdgeUpdate(
+        weights=device_weights(setting, orders.plan, {n: world.data[n].samples for n in devices}),
+        share=len(devices) / int(setting.fleet.sizes[cluster]),
+        rate=local.learning_rate * local.find_rate(orders.used),
+        used=orders.used,
+    )
+
+
 def run_gossip(world: World, executor: Executor, state: RunState, edge_rounds_done: int) -> RunState:
     """The state after edge servers have averaged their models. Control is not charged yet."""
     models: Sequence[FlatModel] = state.models
     for step in range(world.setting.scheme.gossip.steps):
         backhaul = world.setting.backhaul_at(state.control.rounds_done, edge_rounds_done, step)
-        models = gossip_mix(models, backhaul.weights, executor.workers)
+        loss = world.losses.get((state.control.rounds_done + 1, edge_rounds_done, step))
+        weights = backhaul.weights if loss is None else np.array(loss.rows)
+        mixed = gossip_mix(models, weights, executor.workers)
+        # One that missed the step keeps its model.
+        models = [new if loss is None or i in loss.mixed else models[i] for i, new in enumerate(mixed)]
     return replace(state, models=tuple(models), pending=work_during_gossip(world.setting, state))
+
+
+def find_mixed(world: World, rounds_done: int) -> list[int]:
+    """The edge servers that took part in the gossip that ends a global round."""
+    rounds, steps = world.setting.rounds, world.setting.scheme.gossip.steps
+    loss = world.losses.get((rounds_done + 1, rounds.edge_rounds, steps - 1))
+    return [i for i in world.setting.fleet.list_edges() if loss is None or i in loss.mixed]
 
 
 def evaluate_round(
@@ -320,12 +526,9 @@ def _evaluate_personal(
 
 
 def find_own_model(model: FlatModel, device: DeviceState, name: str | None) -> FlatModel:
-    """The model that a device uses itself.
+    """The model that a device uses itself, made of its edge server's and what it remembers.
 
-    Args:
-        model: of its edge server.
-        device: what it remembers.
-        name: of the whole model that its algorithm keeps; None if it keeps a part, or nothing.
+    `name` is that of the whole model that its algorithm keeps; None if it keeps a part, or nothing.
     """
     if name is None:
         return complete_model(model, device.memory)

@@ -32,25 +32,16 @@ from cfel.world import World
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingUpdate:
-    """An in-flight update: that of a device that is at work, in virtual time.
+    """An in-flight update: that of a device that is at work, in virtual time."""
 
-    Attributes:
-        report: what it will send.
-        begun: number of the edge round in which it fetched its model, counted through the whole run.
-        seconds_left: until the update arrives, by the steps really taken.
-        expected_left: the same by the plan.
-        weight: how much it counts in its cluster.
-    """
-
-    report: DeviceReport
-    begun: int
-    seconds_left: float
-    expected_left: float
-    weight: float
+    report: DeviceReport  # what it will send
+    begun: int  # number of the edge round in which it fetched its model, counted through the whole run
+    seconds_left: float  # until the update arrives, by the steps really taken
+    expected_left: float  # the same by the plan
+    weight: float  # how much it counts in its cluster
 
     @property
     def device(self) -> int:
-        """Whose it is."""
         return self.report.device
 
     def wait(self, seconds: float, expected: float) -> "PendingUpdate":
@@ -131,18 +122,12 @@ def read_pending(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunState:
-    """A run between two rounds.
+    """A run between two rounds."""
 
-    Attributes:
-        control: finished rounds, the scheme's state, and what has been spent.
-        models: edge models, by cluster.
-        devices: what each device remembers.
-        pending: in-flight updates, by device, where edge servers do not wait for all (`buffered`).
-    """
-
-    control: ControlState
-    models: tuple[FlatModel, ...]
-    devices: tuple[DeviceState, ...]
+    control: ControlState  # finished rounds, the scheme's state, and what has been spent
+    models: tuple[FlatModel, ...]  # edge models, by cluster
+    devices: tuple[DeviceState, ...]  # what each device remembers
+    # In-flight updates, by device, where edge servers do not wait for all (`buffered`).
     pending: tuple[PendingUpdate, ...] = ()
 
     @property
@@ -164,7 +149,6 @@ class RoundOutcome:
 
 
 def initial_state(world: World) -> RunState:
-    """Before the first round."""
     setting = world.at(0).setting
     return RunState(
         control=initial_control(setting),
@@ -217,7 +201,6 @@ def to_checkpoint(state: RunState) -> Checkpoint:
 
 
 def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
-    """The state that `to_checkpoint` wrote."""
     tensors, values = checkpoint.tensors, checkpoint.state
     # Only a simulation stores all devices' estimates in one checkpoint.
     if "estimates" not in tensors:
@@ -271,18 +254,11 @@ def _optional_vector(tensors: Mapping[str, Any], name: str, size: int) -> Tensor
 
 
 class EdgeRoundOrders(NamedTuple):
-    """What begins in an edge round.
+    """What begins in an edge round."""
 
-    Attributes:
-        number: of the edge round, counted through the whole run.
-        conditions: of the devices that begin now.
-        plan: what these are asked.
-        used: share of the run that is over, by which learning rates fall.
-        jobs: the orders with the devices' states, by cluster and device.
-    """
-
-    number: int
-    conditions: Conditions
-    plan: RoundPlan
-    used: float
+    number: int  # of the edge round, counted through the whole run
+    conditions: Conditions  # of the devices that begin now
+    plan: RoundPlan  # what these are asked
+    used: float  # share of the run that is over, by which learning rates fall
+    # The orders with the devices' states, by cluster and device.
     jobs: Sequence[tuple[DeviceOrder, DeviceState]]

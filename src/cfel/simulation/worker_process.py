@@ -219,7 +219,6 @@ class Messages:
         self._shared = shared
 
     def pack(self, value: object) -> bytes:
-        """The bytes of a value."""
         buffer = io.BytesIO()
         pickler = _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
         pickler.dispatch_table = cast(Any, _REDUCTIONS)

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import InputError
+from cfel.losses import RoundLoss
 from cfel.membership import FleetChange, Membership, list_memberships, start_membership
 from cfel.seeding import draw_uniforms
 from cfel.system.availability import (
@@ -53,6 +54,9 @@ class FleetParameters:
             holds for) and `what` ("add device", "remove device", "move device", "add edge", "remove edge",
             "drain edge", "extend", "pause" or "resume"), and `device`, `edge`, `rounds`, `seconds` or
             `joules`.
+        losses: who was missing when, to repeat the run of a federation: tables with `round`, `edge_round`
+            and `absent`, `lost` and `trained` devices, or `step`, `rows` and `mixed` of gossip.
+            `cfel fleet replay` writes them.
     """
 
     devices: int = 64
@@ -65,6 +69,7 @@ class FleetParameters:
     participation_by: str = "uniform"
     estimate_error: float = 0.0
     changes: tuple[FleetChange, ...] = ()
+    losses: tuple[RoundLoss, ...] = ()
 
     def __post_init__(self) -> None:
         validation.check_whole("fleet.devices", self.devices, least=1, most=MAX_DEVICES)
@@ -107,33 +112,21 @@ class FleetParameters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fleet:
-    """The fleet, built.
+    """The fleet, built."""
 
-    Attributes:
-        cluster: cluster of every device, or the last one of a device that has left.
-        sizes: devices per cluster, without those that have left.
-        model: where conditions come from.
-        availability: which devices are absent when.
-        battery_joules: charge per device, infinity for mains power; None if no device has a limit.
-        trace: when devices are there, or None for always.
-        participation: which of the available devices are asked.
-        samples: training samples per device; None where no data has been loaded.
-        estimate_error: how wrong plans are about μ, α and ν.
-        members: whether each device belongs to the fleet now; None for all.
-        edges: numbers of the edge servers that do; None for all.
-    """
-
-    cluster: IntArray
-    sizes: IntArray
-    model: ConditionModel
-    availability: Availability
+    cluster: IntArray  # cluster of every device, or the last one of a device that has left
+    sizes: IntArray  # devices per cluster, without those that have left
+    model: ConditionModel  # where conditions come from
+    availability: Availability  # which devices are absent when
+    # Charge per device, infinity for mains power; None if no device has a limit.
     battery_joules: FloatArray | None = None
-    trace: AvailabilityTrace | None = None
+    trace: AvailabilityTrace | None = None  # when devices are there, or None for always
+    # Which of the available devices are asked.
     participation: Participation = field(default_factory=Participation)
-    samples: FloatArray | None = None
-    estimate_error: float = 0.0
-    members: BoolArray | None = None
-    edges: tuple[int, ...] | None = None
+    samples: FloatArray | None = None  # training samples per device; None where no data has been loaded
+    estimate_error: float = 0.0  # how wrong plans are about μ, α and ν
+    members: BoolArray | None = None  # whether each device belongs to the fleet now; None for all
+    edges: tuple[int, ...] | None = None  # numbers of the edge servers that do; None for all
 
     @property
     def devices(self) -> int:

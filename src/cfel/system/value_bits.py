@@ -55,13 +55,9 @@ def update_bits(size: int, kept: int, bits: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ValueBits:
-    """The bits per value that devices choose from; `compression.bits`.
+    """The bits per value that devices choose from; `compression.bits`."""
 
-    Attributes:
-        choices: some of 4, 8, 16 and 32, ascending.
-    """
-
-    choices: tuple[int, ...]
+    choices: tuple[int, ...]  # some of 4, 8, 16 and 32, ascending
 
     def __post_init__(self) -> None:
         if not self.choices or list(self.choices) != sorted(set(self.choices) & set(CHOICES)):

@@ -72,9 +72,11 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
 
 
 def test_an_unused_upload_returns_to_the_residual() -> None:
-    memory = Memory(STATE, SENT)
-    assert return_unused(memory, (5, 1)) is memory
+    memory = Memory(STATE, SENT, unused=((4, 0),))
+    used = return_unused(memory, (5, 1))
+    assert (used.state, used.sent, used.unused) == (STATE, SENT, ())
     returned = return_unused(memory, (5, 0))
+    assert returned.unused == ((4, 0), (5, 1))
     assert returned.state.residual is not None
     assert returned.state.residual.tolist() == [1.0, 3.0, 1.0, 0.0]
     assert returned.sent is None

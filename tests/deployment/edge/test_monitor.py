@@ -57,7 +57,10 @@ def test_status_shows_who_is_lost_and_what_devices_of_others_do(tmp_path: Path) 
             await until("it is said", lambda: bool(node[0].take_snapshot().problem))
             seen = node[0].take_snapshot()
             assert [device.state for device in seen.clusters[2].devices] == ["absent", "absent"]
-            assert seen.problem == "not in touch: edge-2; the others continue without"
+            assert seen.problem == (
+                "not in touch: edge-2; the others continue without; if it is gone for good, "
+                "`cfel fleet remove edge 2`"
+            )
             assert seen.majority
             assert seen.unready == ""
             assert [cluster.version for cluster in seen.clusters] == [__version__] * 3

@@ -13,8 +13,7 @@ from PIL import Image
 
 from cfel.errors import InputError
 from cfel.learning.data import femnist, load
-from cfel.learning.data.audio import make_spectrogram, read_wav
-from cfel.learning.data.hub import parse_name
+from cfel.learning.data.hub import make_spectrogram, parse_name, read_wav
 from cfel.plugins import ANY_CODE
 
 datasets = pytest.importorskip("datasets", reason="the extra `hf` is not installed")

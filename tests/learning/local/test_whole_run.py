@@ -104,7 +104,7 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
 
 
 def test_fresh_estimates_are_rejected() -> None:
-    with pytest.raises(InputError, match="loop of its own"):
+    with pytest.raises(InputError, match="its own training loop"):
         simulate(lambda run: WholeResult(run.module.state_dict(), 0.0), estimator="fresh")
 
 

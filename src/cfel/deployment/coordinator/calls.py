@@ -46,6 +46,8 @@ class TermCalls:
 
     Attributes:
         missing: edge servers that missed a deadline, or do not admit it, and have not answered since.
+        behind: edge servers that have not carried out the last command they got, so that the others need not
+            wait for their models.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class TermCalls:
         self.term, self._calls, self._is_leading = term, calls, is_leading
         self.members, self._grace_seconds = tuple(members), grace_seconds
         self.missing: set[int] = set()
+        self.behind: set[int] = set()
         # Those whose silence has been logged, which is enough while they are asked again and again.
         self._silent: set[int] = set()
 
@@ -69,8 +72,9 @@ class TermCalls:
         return 2 * len(set(edges).intersection(self.members)) > len(self.members)
 
     def list_present(self) -> tuple[int, ...]:
-        """Edge servers that are neither missing nor gone."""
-        return tuple(i for i in self.members if i not in self.missing and not self._is_gone(i))
+        """Edge servers that are neither missing nor behind nor gone."""
+        left_out = self.missing | self.behind
+        return tuple(i for i in self.members if i not in left_out and not self._is_gone(i))
 
     def find_gone(self) -> list[int]:
         """Edge servers that have been silent for too long to wait for them."""
@@ -112,11 +116,13 @@ class TermCalls:
                 continue
             except RejectedError as error:
                 _LOG.warning("%s: %s", command.method, error)
+                self.behind.add(edge)
                 # Asking again does not help: it runs another experiment, or rejects the certificate.
                 if isinstance(error, NotAdmittedError):
                     self.missing.add(edge)
                 return None
             self.missing.discard(edge)
+            self.behind.discard(edge)
             return answer
 
     async def ask_once(
@@ -181,6 +187,7 @@ async def take_over(edges: TermCalls, world: World, deployment: DeploymentParame
         states = [each.state for each in answers.values() if each.state is not None]
         if states and _is_enough(edges, answers):
             newest = max(states, key=lambda each: each.recency)
+            edges.behind = {i for i, each in answers.items() if each.position < newest.position}
             found = (each.proposal for each in answers.values())
             return Handover(newest, tuple(each for each in found if each is not None))
         if not states and not may_have_begun(answers, len(edges.members)):

@@ -73,6 +73,7 @@ from cfel.deployment.protocol.edge_requests import (
 )
 from cfel.deployment.security.identity import Identity
 from cfel.errors import AllDivergedError, UnreachableError
+from cfel.losses import RoundLoss
 from cfel.membership import FleetChange
 from cfel.rounds.estimates import (
     find_impossible,
@@ -292,7 +293,9 @@ class Coordinator:
         setting, control = self._world.setting, state.control
         conditions = setting.conditions(control.rounds_done, state.edge_round, control.spent_joules)
         state = await self._wait_for_devices(state, set(np.flatnonzero(conditions.available).tolist()))
-        conditions = conditions.without(self._list_absent(setting.fleet, state))
+        absent = self._list_absent(setting.fleet, state)
+        missing = np.flatnonzero(conditions.available & absent).tolist()
+        conditions = conditions.without(absent)
         available = tuple(conditions.available.tolist())
         if needs_estimates(self._world.training.local.estimator, state.estimates):
             command = EstimateCommand(self._edges.term, state.position, available, self._world.changes)
@@ -306,7 +309,9 @@ class Coordinator:
         plan = replace(plan, speed=None) if observation.full_clocks else plan
         used = find_used(setting.schedule_by, observation)
         asked = tuple(plan.leave_out(conditions).available.tolist())
-        return replace(state, plan=plan, control=control, available=asked, used=used)
+        return replace(
+            state, plan=plan, control=control, available=asked, used=used, absent_now=tuple(missing)
+        )
 
     def _list_absent(self, fleet: Fleet, state: CoordinatorState) -> BoolArray:
         """Per device, whether it or its edge server is not there, or is left out."""
@@ -455,6 +460,7 @@ class Coordinator:
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest(),
             wall_seconds=self._host.time_of_day() - state.started_at,
             ends_at_budget=last,
+            losses=[*(each for finished in state.finished for each in finished.losses), *after.gossip_losses],
         )
         record = found.choose_record(record)
         await self._edges.propose(state.position, record, self._deployment.gossip_seconds)
@@ -469,7 +475,9 @@ class Coordinator:
             missing = tuple(i for i in self._edges.members if i not in logged)
             await self._edges.ask_once(ReleaseRequest(missing), QUICK_SECONDS)
         self._world = world
-        after = replace(after, control=control, edge_round=0, step=0, finished=(), decided=(), totals=())
+        after = replace(
+            after, control=control, edge_round=0, step=0, finished=(), decided=(), totals=(), gossip_losses=()
+        )
         after = replace(enter_round(world, after), started_at=self._host.time_of_day())
         return (after if over else self._enter(after)), over
 
@@ -524,7 +532,14 @@ class Coordinator:
             digests[i] = each.digest
             if each.metric is not None:
                 metrics[i] = each.metric
-        return replace(state, digests=tuple(digests), metrics=tuple(metrics))
+        losses = state.gossip_losses
+        complete = tuple(tuple(row.tolist()) for row in backhaul.weights)
+        if rows != complete or set(answers) != set(setting.fleet.list_edges()):
+            loss = RoundLoss(
+                state.position[0] + 1, *state.position[1:2], step=state.step, rows=rows, mixed=tuple(answers)
+            )
+            losses = (*losses, loss)
+        return replace(state, digests=tuple(digests), metrics=tuple(metrics), gossip_losses=losses)
 
     async def _find_scores(self, state: CoordinatorState) -> RoundScores:
         if self._world.evaluation.on == "edge":

@@ -39,7 +39,8 @@ from cfel.deployment.protocol.edge_requests import (
     PlanAnswer,
 )
 from cfel.errors import DeploymentError
-from cfel.learning.local.estimates import refresh_estimates
+from cfel.learning.local.estimates import Estimates, refresh_estimates
+from cfel.losses import RoundLoss
 from cfel.rounds.kernel import (
     DeviceWork,
     EdgeRoundOutcome,
@@ -90,6 +91,7 @@ def add_edge_round(
         tuple(n in arrived for n in range(world.setting.fleet.devices)),
         use_actual_orders(state.plan, results),
         tuple(DeviceWork(each.device, each.steps, each.wire_bits, each.loss) for each in results),
+        losses=_find_losses(state, results),
     )
     if state.measured is not None:
         cluster_seconds = {i: answer.seconds for i, answer in answers.items()}
@@ -98,7 +100,7 @@ def add_edge_round(
     outcome = count_edge_round(world, state.control.rounds_done, finished)
     estimates = list(state.estimates)
     for result in results:
-        estimates[result.device] = result.estimates
+        estimates[result.device] = _find_newest(estimates[result.device], result)
     at, late = state.position[:2], _find_late(world, state, finished)
     used_rounds = dict.fromkeys(sorted(arrived - late), at)
     # The plan is used up; a successor that finds none makes the next one.
@@ -116,6 +118,7 @@ def add_edge_round(
         ),
         plan=None,
         available=(),
+        absent_now=(),
         measured=_add_reports(state, results),
         last_used_rounds={**state.last_used_rounds, **used_rounds},
     )
@@ -159,6 +162,26 @@ def add_sums(
         control=replace(control, realised=advance_by(state.control.realised, totals.realised, passed)),
         measured=add_rest(state.measured, passed, slowest),
     )
+
+
+def _find_newest(known: Estimates | None, result: DeviceResult) -> Estimates | None:
+    """A device's estimates; those of one that took no step may be of an update that got lost."""
+    if known is None or result.estimates is None or result.steps:
+        return result.estimates
+    return replace(known, kept_energy=result.estimates.kept_energy)
+
+
+def _find_losses(state: CoordinatorState, results: Sequence[DeviceResult]) -> tuple[RoundLoss, ...]:
+    """What the simulator has to know of an edge round to repeat it: who was missing, and who had trained."""
+    number, arrived = state.control.rounds_done + 1, {each.device for each in results}
+    lost = tuple(n for n in np.flatnonzero(state.available).tolist() if n not in arrived)
+    now = [RoundLoss(number, state.edge_round, state.absent_now, lost)] if state.absent_now or lost else []
+    earlier = [
+        RoundLoss(global_round + 1, edge_round, trained=(each.device,))
+        for each in results
+        for global_round, edge_round in each.unused
+    ]
+    return (*now, *earlier)
 
 
 def _find_late(world: World, state: CoordinatorState, finished: FinishedEdgeRound) -> set[int]:

@@ -14,6 +14,7 @@ from cfel.control.scheme import RoundPlan
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements, FederationMeasurements
 from cfel.deployment.protocol.messages import Count
 from cfel.learning.local.estimates import Estimates
+from cfel.losses import RoundLoss
 from cfel.membership import FleetChange
 from cfel.rounds import kernel
 from cfel.rounds.kernel import ControlState, DeviceWork, initial_control
@@ -59,6 +60,7 @@ class FinishedEdgeRound:
     plan: RoundPlan
     work: tuple[DeviceWork, ...]
     measurements: EdgeRoundMeasurements | None = None
+    losses: tuple[RoundLoss, ...] = ()  # who was missing, and what devices say of earlier rounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +82,8 @@ class CoordinatorState:
         measured: what devices and clocks measured, where conditions are measured.
         changes: all changes of the fleet that a majority has agreed on, those of the experiment file
             included.
+        absent_now: devices that the plan leaves out because they are not there.
+        gossip_losses: gossip steps of this global round that not all took part in.
         last_used_rounds: per device, the round of its last upload that went into a model; moves with it.
         decision: in place of the plan, where a fleet is planned by clusters. What is known of devices is then
             with their edge servers, and everything here that has an entry per device is empty.
@@ -100,6 +104,8 @@ class CoordinatorState:
     measured: FederationMeasurements | None = None
     used: float = 0.0
     changes: tuple[FleetChange, ...] = ()
+    absent_now: tuple[int, ...] = ()
+    gossip_losses: tuple[RoundLoss, ...] = ()
     last_used_rounds: dict[Count, tuple[Count, Count]] = field(default_factory=dict)
     decision: Decision | None = None
     decided: tuple[Decision, ...] = ()

@@ -257,7 +257,7 @@ class DeviceAgent:
         fresh = await self._host.compute.run(lambda: device_estimate(order, self._data, self._workspace))
         measured = self._meter.finish_estimates(order, begin)
         state = replace(before, estimates=refresh_estimates(before.estimates, fresh))
-        await self._remember(Memory(state, self._memory.sent))
+        await self._remember(Memory(state, self._memory.sent, unused=self._memory.unused))
         await self._send(issued, EstimatesRequest(order.round, fresh, measured))
 
     async def _update(self, issued: NextOrder) -> None:
@@ -276,9 +276,7 @@ class DeviceAgent:
 
     async def _train(self, issued: NextOrder) -> Sent:
         order = await self._complete_order(issued)
-        memory = self._memory
-        if self._world.training.error_feedback:
-            memory = return_unused(memory, issued.last_used_round)
+        memory = return_unused(self._memory, issued.last_used_round)
         begin = self._meter.begin()
         report, state = await self._host.compute.run(
             lambda: device_update(order, self._data, memory.state, self._workspace)
@@ -286,10 +284,10 @@ class DeviceAgent:
         steps = float(self._world.setting.charge_steps(report.steps, order.rho))
         await self._emulate(order, begin, steps=steps)
         measured = self._meter.finish_training(order, begin, steps)
-        sent = Sent(order_key(issued.order), make_upload(report, order, measured))
+        sent = Sent(order_key(issued.order), make_upload(report, order, measured, memory.unused))
         # On disk before anything is sent: after a crash the device must not train the same order to other
         # bits.
-        await self._remember(Memory(state, sent))
+        await self._remember(Memory(state, sent, unused=memory.unused))
         # The first order of a global round brings the model after the one before.
         if order.round[1] == 0 and self._parameters.publishes(order.round[0]):
             self._begun = (order.round[0], order.model)

@@ -16,7 +16,7 @@ import torch
 from cfel.deployment import state_file
 from cfel.deployment.host import Disk
 from cfel.deployment.measurement.meters import Measurements
-from cfel.deployment.protocol.device_requests import Round, UploadRequest
+from cfel.deployment.protocol.device_requests import MOST_UNUSED, Round, UploadRequest
 from cfel.deployment.protocol.messages import Body, decode, encode
 from cfel.errors import DamagedError, RejectedError
 from cfel.learning.device import return_update
@@ -49,6 +49,8 @@ class Memory:
     state: DeviceState = field(default_factory=DeviceState)
     sent: Sent | None = None
     measured: Measurements | None = None
+    # Rounds that it trained for in vain, since the last upload that was used.
+    unused: tuple[Round, ...] = ()
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -57,21 +59,27 @@ class _Stored(msgspec.Struct, frozen=True):
     estimates: Estimates | None
     sent: Sent | None
     measured: Measurements | None
+    unused: tuple[Round, ...] = ()
 
 
 def return_unused(memory: Memory, last_used_round: Round | None) -> Memory:
-    """The memory with the last upload back in the residual, unless its edge server used it.
+    """The memory with the last upload, unless its edge server used it, back in the residual if there is one.
 
     Args:
         memory: as it is.
         last_used_round: round of the last upload that the edge server used.
     """
     sent, residual = memory.sent, memory.state.residual
-    if sent is None or residual is None or sent.upload.round == last_used_round:
+    if sent is None:
+        return memory
+    if sent.upload.round == last_used_round:
+        return replace(memory, unused=())
+    memory = replace(memory, sent=None, unused=(*memory.unused, sent.upload.round)[-MOST_UNUSED:])
+    if residual is None:
         return memory
     buffers = 4 * sent.upload.buffers
     update = unpack_update(sent.upload.content.join()[buffers:], residual.numel())
-    return replace(memory, state=return_update(memory.state, update), sent=None)
+    return replace(memory, state=return_update(memory.state, update))
 
 
 def save_memory(disk: Disk, path: Path, memory: Memory) -> None:
@@ -84,7 +92,9 @@ def save_memory(disk: Disk, path: Path, memory: Memory) -> None:
         tensors["residual"] = state.residual.numpy()
     if sent is not None:
         tensors["upload"] = np.frombuffer(sent.upload.content.join(), dtype=np.uint8)
-    state_file.save(disk, path, tensors, encode(_Stored(state.estimates, sent, memory.measured)))
+    state_file.save(
+        disk, path, tensors, encode(_Stored(state.estimates, sent, memory.measured, memory.unused))
+    )
 
 
 def load_memory(disk: Disk, path: Path, new: DeviceState | None = None) -> Memory:
@@ -116,4 +126,4 @@ def load_memory(disk: Disk, path: Path, new: DeviceState | None = None) -> Memor
         raise state_file.explain_other_version(path, error) from error
     kept = {name: torch.from_numpy(np.array(each)) for name, each in tensors.items() if name != "upload"}
     residual = kept.pop("residual", None)
-    return Memory(DeviceState(kept, residual, stored.estimates), stored.sent, stored.measured)
+    return Memory(DeviceState(kept, residual, stored.estimates), stored.sent, stored.measured, stored.unused)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from cfel.deployment.edge.verify_upload import NO_LIMITS, UploadLimits, verify_upload
-from cfel.deployment.health import ChangeSignal, DevicePresence, RoundWaits, list_nodes
+from cfel.deployment.health import Applicants, ChangeSignal, DevicePresence, RoundWaits, list_nodes
 from cfel.deployment.host import Host
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModel, EncodedModels, most_upload_bytes
@@ -42,7 +42,7 @@ from cfel.deployment.protocol.device_requests import (
 from cfel.deployment.protocol.messages import decode
 from cfel.deployment.protocol.transfer import UploadParts
 from cfel.deployment.security.identity import Identity
-from cfel.errors import NotAdmittedError, RejectedError
+from cfel.errors import RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.models.flat import FlatModel
@@ -67,6 +67,8 @@ class DeviceAnswers(Generic[Value]):
     answer_seconds: dict[int, float]  # seconds from the orders to each answer
     seconds: float  # how long the edge server waited for all of them
     diverged: tuple[int, ...] = ()  # devices whose training diverged instead
+    # Rounds that each trained for in vain, where there are any.
+    unused: Mapping[int, tuple[Round, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +83,7 @@ class OpenRound:
         waiting: orders without an answer.
         answered: orders that were answered.
         last_used_rounds: per device, the round of its last upload that went into a model.
-        values, measured, answer_seconds: see `DeviceAnswers`.
+        values, measured, answer_seconds, unused: see `DeviceAnswers`.
         diverged: devices whose training diverged instead.
     """
 
@@ -96,6 +98,7 @@ class OpenRound:
     measured: dict[int, MeasurementReport] = field(default_factory=dict)
     answer_seconds: dict[int, float] = field(default_factory=dict)
     diverged: set[int] = field(default_factory=set)
+    unused: dict[int, tuple[Round, ...]] = field(default_factory=dict)
 
     def find(self, device: int, kind: OrderKind, sent: Round) -> DeviceOrder:
         """The order that an answer belongs to.
@@ -139,6 +142,7 @@ class OpenRound:
             self.answer_seconds,
             now - self.started_at,
             tuple(sorted(self.diverged)),
+            self.unused,
         )
 
 
@@ -156,6 +160,7 @@ class DeviceService:
         presence: which of them are there.
         rejected: how many uploads and estimates of each device were rejected for their content.
         diverged: devices whose training diverged when they were last asked.
+        applicants: devices that ask here and are no members of the fleet.
     """
 
     def __init__(
@@ -188,6 +193,7 @@ class DeviceService:
         self._changed = ChangeSignal()
         self._verifying: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.find_home: FindHome = lambda _device, _request: NoOrder()
+        self.applicants = Applicants(self._now)
 
     def change_devices(self, devices: tuple[int, ...]) -> None:
         """The devices of this edge server from now on; the others hear where they belong."""
@@ -213,11 +219,11 @@ class DeviceService:
 
     @property
     def problem(self) -> str:
-        """Whose training diverged, in words; empty if nobody's did."""
-        if not self.diverged:
-            return ""
+        """Whose training diverged, and who asks in vain, in words; empty if nobody does."""
         names = list_nodes("device", sorted(self.diverged))
-        return f"training diverged at {names}; most likely local.learning_rate is too large"
+        diverged = f"training diverged at {names}; most likely local.learning_rate is too large"
+        parts = (diverged if self.diverged else "", self.applicants.problem)
+        return "; ".join(each for each in parts if each)
 
     @property
     def measures(self) -> bool:
@@ -449,11 +455,14 @@ class DeviceService:
         self._waits.note_answer(device)
         self.diverged.discard(device)
         self._round.accept(device, value, sent.measured if self._parameters.measures else None, self._now())
+        if isinstance(sent, UploadRequest) and sent.unused:
+            self._round.unused[device] = sent.unused
         await self._changed.notify()
 
     def _check_own(self, caller: Identity) -> int:
         if caller.number not in self.presence:
-            raise NotAdmittedError(f"{caller} belongs to another edge server")
+            # It has moved meanwhile: the next request for an order says where it belongs.
+            raise RejectedError(f"{caller} belongs to another edge server")
         return caller.number
 
     def _make_serial(self) -> str:

@@ -25,6 +25,7 @@ from cfel.deployment.health import (
 )
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
 from cfel.deployment.protocol.edge_requests import HelloAnswer, HelloRequest
+from cfel.deployment.protocol.messages import PROTOCOL_VERSION
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DeploymentError, RejectedError, UnreachableError, VersionError
 
@@ -63,6 +64,7 @@ class PeerMonitor:
         self._now = now = asyncio.get_running_loop().time
         self._devices: dict[int, Mapping[int, str]] = {}
         self._rejections: dict[int, str] = {}
+        self._protocols: dict[int, int] = {}  # newest version of the protocol that each speaks
         self._other_versions: set[int] = set()  # edge servers whose version of the protocol is another
         absence_seconds = _ABSENCE * contacts.interval_seconds
         self._no_coordinator = Absence(absence_seconds, _NO_COORDINATOR, now)
@@ -92,6 +94,7 @@ class PeerMonitor:
             __version__,
             self._instance,
             self._member.state.term,
+            PROTOCOL_VERSION,
         )
 
     def devices(self) -> dict[int, str]:
@@ -111,6 +114,11 @@ class PeerMonitor:
         """Which edge servers are in touch."""
         electorate = self._member.state.electorate
         return InTouch(len(electorate.others) + 1, electorate.majority, tuple(self._contacts.find_lost()))
+
+    def find_outdated(self) -> list[int]:
+        """Edge servers that do not know yet what this version of the protocol has, such as changes."""
+        others = self._member.state.electorate.others
+        return [i for i in others if self._protocols.get(i, PROTOCOL_VERSION) < PROTOCOL_VERSION]
 
     async def run(self) -> None:
         """Checks the others at every interval, until cancelled."""
@@ -176,6 +184,7 @@ class PeerMonitor:
             _LOG.debug("edge server %d is silent: %s", number, error)
             return False
         self._devices[number], self.versions[number] = answer.devices, answer.version
+        self._protocols[number] = answer.protocol
         self._member.note_term(number, answer.term)
         self.instances.note(number, answer.instance)
         if answer.over:

@@ -23,7 +23,7 @@ from cfel.deployment.edge.status import KnownNodes, snapshot
 from cfel.deployment.edge.verify_upload import UploadLimits
 from cfel.deployment.election.member import Member, scale_timing
 from cfel.deployment.election.rules import Electorate
-from cfel.deployment.health import PeerContacts, PeerFaults
+from cfel.deployment.health import PeerContacts, PeerFaults, list_nodes
 from cfel.deployment.host import DiskHealth, Host
 from cfel.deployment.measurement.measured_rounds import choose_accounting, describe_limits, limit_waits
 from cfel.deployment.parameters import DeploymentParameters
@@ -170,6 +170,7 @@ class EdgeNode:
         """Follows the members of the fleet: its own devices, who votes, and where they are reached."""
         server, number = self.server, self.identity.number
         self.devices.change_devices(tuple(server.membership.list_devices(number)))
+        self.devices.applicants.forget(server.members.devices)
         for change in server.whole.changes:
             if change.what == "add edge" and change.edge is not None:
                 self._reach(Identity("edge", change.edge), change.address)
@@ -187,7 +188,10 @@ class EdgeNode:
         """Where a device of another edge server belongs; takes it over if that one is gone."""
         members, number = self.server.members, self.identity.number
         if device not in members.devices:
-            return Removed() if has_left(self.server.whole.changes, device) else NoOrder()
+            if has_left(self.server.whole.changes, device):
+                return Removed()
+            self.devices.applicants.note(device)
+            return NoOrder()
         home = members.edge_of[device]
         if home == number:
             return NoOrder()  # from the next round on
@@ -214,13 +218,14 @@ class EdgeNode:
     async def _ask_for(self, changes: Sequence[FleetChange], leader: Identity) -> None:
         for change in changes:
             try:
-                await self._calls.call(leader, ChangeRequest(change), _CHANGE_SECONDS)
-            except RejectedError as error:
+                answer = await self._calls.call(leader, ChangeRequest(change), _CHANGE_SECONDS)
+            except (RejectedError, UnreachableError) as error:
                 _LOG.info("%s: %s", change.describe(), error)
+                continue
+            if answer.refused:
+                _LOG.info("%s: %s", change.describe(), answer.refused)
                 for device in change.device:
                     self._moves.pop(device, None)
-            except UnreachableError as error:
-                _LOG.info("%s: %s", change.describe(), error)
         await asyncio.sleep(_LEAST_INTERVAL_SECONDS)
 
     async def _ask_for_change(self, caller: Identity, request: ChangeRequest) -> ChangeAnswer:
@@ -232,14 +237,24 @@ class EdgeNode:
         if found is not None:
             return ChangeAnswer(found.round)
         if server.finished.is_set():
-            raise RejectedError("the experiment is over")
+            return ChangeAnswer(0, "the experiment is over")
         leader = self.member.state.leader
         if leader == self.identity.number and self.member.is_leading():
-            self._role.pending.submit(server.whole, change, server.state.position[0])
-            return ChangeAnswer(0)
+            return ChangeAnswer(0, self._submit(change))
         if leader is None or caller.role == "edge" or leader == self.identity.number:
             raise UnreachableError("no coordinator is known here now")
         return await self._calls.call(Identity("edge", leader), request, _CHANGE_SECONDS)
+
+    def _submit(self, change: FleetChange) -> str:
+        """Adds a change to those that wait for the end of a round; returns why it cannot, or nothing."""
+        # Nodes of an older version would ignore what the record says about the fleet.
+        if outdated := self.monitor.find_outdated():
+            return f"upgrade {list_nodes('edge', outdated)} first: their version of cfel knows no changes"
+        try:
+            self._role.pending.submit(self.server.whole, change, self.server.state.position[0])
+        except RejectedError as error:
+            return str(error)
+        return ""
 
     async def _admit(self, caller: Identity, term: int) -> None:
         # A command may arrive before the first heartbeat of a new leader does.
@@ -334,6 +349,8 @@ class EdgeNode:
             self.monitor.instances,
             self.devices.presence,
             validity,
+            tuple(self.devices.applicants.list()),
+            self._health.problem if self._health.is_stuck else self.server.loss,
         )
         now = snapshot(self.server.world, self.server, self.member, others, self.rejections)
         # Readers compare the time of the last change, so it must not move while nothing changes.

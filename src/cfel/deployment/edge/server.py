@@ -903,6 +903,7 @@ def _list_results(plan: RoundPlan, answers: DeviceAnswers[DeviceReport]) -> tupl
             estimates=report.estimates,
             measured=answers.measured.get(n),
             seconds=answers.answer_seconds[n],
+            unused=answers.unused.get(n, ()),
         )
         for n, report in answers.values.items()
     )

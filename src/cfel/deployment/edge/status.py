@@ -38,6 +38,8 @@ class KnownNodes:
     instances: InstanceWatch  # which processes speak for other edge servers
     presence: DevicePresence  # which devices of this edge server are there
     validity: Validity | None  # of this node's certificate, or None
+    applicants: tuple[int, ...]  # devices that ask here and are no members of the fleet
+    halted: str  # why this edge server carries out no commands; empty if it does
 
 
 def snapshot(
@@ -96,6 +98,8 @@ def snapshot(
         leader_changes=member.leader_changes,
         wire_bytes=sum(record.wire_bytes for record in records),
         certificate_expires=None if others.validity is None else others.validity.end.timestamp(),
+        applicants=others.applicants,
+        halted=others.halted,
     )
 
 

@@ -167,6 +167,9 @@ class UploadPartRequest(Request[UploadPartAnswer], frozen=True):
     content: Body  # the part
 
 
+MOST_UNUSED = 100
+
+
 class UploadRequest(Request[Confirmation], frozen=True):
     """Carries the update of an order; `edge.verify_upload` checks it against the order."""
 
@@ -182,6 +185,8 @@ class UploadRequest(Request[Confirmation], frozen=True):
     estimates: Estimates | None  # the device's newest, or None if there never were any
     measured: MeasurementReport | None = None  # its measurements, where conditions are measured
     content_sha256: Digest | None = None  # of the content, if it was sent in parts; the body is then empty
+    # Rounds that it trained for and whose updates were not used, since the last one that was.
+    unused: Annotated[tuple[Round, ...], msgspec.Meta(max_length=MOST_UNUSED)] = ()
 
     def __post_init__(self) -> None:
         if self.estimates is not None:

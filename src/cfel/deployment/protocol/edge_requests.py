@@ -247,6 +247,7 @@ class DeviceResult(msgspec.Struct, frozen=True):
         estimates: its newest, or None.
         measured: its measurements, where conditions are measured.
         seconds: from the order to the upload, by the edge server's clock; 0 if unknown.
+        unused: rounds that it trained for in vain, since its last update that was used.
     """
 
     device: Count
@@ -259,6 +260,7 @@ class DeviceResult(msgspec.Struct, frozen=True):
     estimates: Estimates | None
     measured: MeasurementReport | None = None
     seconds: Amount = 0.0
+    unused: tuple[Round, ...] = ()
 
 
 class PlanAnswer(msgspec.Struct, frozen=True):
@@ -405,6 +407,7 @@ class HelloAnswer(msgspec.Struct, frozen=True):
     version: Version = ""  # of cfel on it
     instance: Instance = ""  # drawn when its process started
     term: Count = 0  # the newest that it knows
+    protocol: Count = 6  # newest version of the protocol that it speaks; nodes of version 6 do not say
 
     def __post_init__(self) -> None:
         for device, state in self.devices.items():
@@ -433,6 +436,7 @@ class ChangeAnswer(msgspec.Struct, frozen=True):
     """What has become of a change that was asked for."""
 
     round: Count  # the first global round that it holds for; 0 while it waits for the end of a round
+    refused: str = ""  # why it is not possible; empty if it is
 
 
 class ChangeRequest(Request[ChangeAnswer], frozen=True):

@@ -91,12 +91,20 @@ def parse_identity(name: str) -> Identity:
     return Identity(role, int(number))
 
 
+class Joining(msgspec.Struct, frozen=True):
+    """How a node that the experiment does not have is added to the fleet, once it has joined and runs."""
+
+    edge: int | None = None  # of a device: its edge server
+    address: str = ""  # of an edge server: where others reach it, "host:port"
+
+
 class Invitation(msgspec.Struct, frozen=True):
     """What the authority's side keeps of a token."""
 
     secret_sha256: Digest
     expires: _Time  # in seconds since 1970
     used_by: Digest | None = None  # SHA-256 of the public key that has used it
+    joining: "Joining | None" = None  # what is left to do to add it to a running fleet
 
 
 class Invitations:
@@ -110,29 +118,49 @@ class Invitations:
     def __init__(self, directory: Path, now: Callable[[], float]) -> None:
         self._directory, self._now = directory, now
 
-    def invite(self, identity: Identity, authority: bytes, address: str, hours: float) -> Token:
-        """Makes an invitation.
+    def invite(
+        self, identity: Identity, authority: bytes, address: str, hours: float, joining: Joining | None = None
+    ) -> Token:
+        """Makes an invitation; one that replaces another keeps what is left to do for its node.
 
         Args:
             identity: whom it is for.
             authority: fingerprint of the authority.
             address: where the machine finds `cfel invite`.
             hours: how long it is valid.
+            joining: how to add it to the fleet; None if it belongs to it.
         """
+        if joining is None and (before := self._read(identity)) is not None:
+            joining = before.joining
         expires = int(self._now() + 3600 * hours)
         token = Token(authority, secrets.token_bytes(_SECRET_BYTES), expires, str(identity), address)
-        self._write(identity, Invitation(_digest(token.secret), expires))
+        self._write(identity, Invitation(_digest(token.secret), expires, joining=joining))
         return token
 
     def list_open(self) -> list[Identity]:
         """Who was invited and has neither come nor is too late."""
+        return [identity for identity, each in self._list() if self._is_open(each)]
+
+    def list_joining(self, *, arrived: bool = False) -> dict[Identity, Joining]:
+        """Who is to be added to the fleet: has come or, unless only those are asked for, may still come."""
+        return {
+            identity: each.joining
+            for identity, each in self._list()
+            if each.joining is not None and (each.used_by or (not arrived and self._is_open(each)))
+        }
+
+    def finish_joining(self, identity: Identity) -> None:
+        """Nothing is left to do for a node."""
+        if (found := self._read(identity)) is not None:
+            self._write(identity, msgspec.structs.replace(found, joining=None))
+
+    def _is_open(self, each: Invitation) -> bool:
+        return each.used_by is None and each.expires >= self._now()
+
+    def _list(self) -> list[tuple[Identity, Invitation]]:
         names = (path.stem for path in self._directory.glob("*.json"))
-        found = {identity: self._read(identity) for identity in map(parse_identity, names)}
-        return sorted(
-            identity
-            for identity, each in found.items()
-            if each is not None and each.used_by is None and each.expires >= self._now()
-        )
+        found = ((identity, self._read(identity)) for identity in sorted(map(parse_identity, names)))
+        return [(identity, each) for identity, each in found if each is not None]
 
     def use(self, name: str, secret: bytes, public_key: bytes) -> Identity:
         """Uses an invitation up; returns whom it is for.

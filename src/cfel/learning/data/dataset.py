@@ -97,7 +97,6 @@ class DataSet:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one sample."""
         return tuple(self.train_inputs.shape[1:])
 
     def scale(self, inputs: Tensor) -> Tensor:

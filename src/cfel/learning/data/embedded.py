@@ -40,12 +40,7 @@ def synthetic(
 ) -> DataSet:
     """Makes noisy copies of one random prototype per class, as float32; a sixth is for testing.
 
-    Args:
-        samples: number of samples, training and testing together.
-        shape: shape of one sample.
-        classes: number of prototypes.
-        noise: standard deviation of the noise; that of the prototypes is 1.
-        seed: of the draw.
+    `noise` is its standard deviation; that of the prototypes is 1.
     """
     draw = make_generator(seed, "synthetic data")
     prototypes = draw.standard_normal((classes, *shape), dtype=np.float32)

@@ -32,10 +32,8 @@ _SCALE = Normalisation((0.9616,), (0.1639,))
 def femnist(path: Path | None = None, *, cache: Path | None = None) -> DataSet:
     """Loads FEMNIST, with the writer of every sample.
 
-    Args:
-        path: a Parquet file, a directory of them, or a directory with LEAF's `train/` and `test/`; None
-            downloads it from the Hugging Face hub.
-        cache: directory for decoded images; by default the user's, see `cache_directory`.
+    `path` is a Parquet file, a directory of them, or a directory with LEAF's `train/` and `test/`; None
+    downloads it from the Hugging Face hub. Decoded images are cached, by default in `cache_directory`.
     """
     if path is None:
         return _load_from_hub()

@@ -13,8 +13,11 @@ optional extra, imported only when needed. Nothing here trains or partitions.
 """
 
 import importlib
+import io
 import math
+import wave
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -23,10 +26,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cfel.arrays import BoolArray, IntArray
+from cfel.arrays import BoolArray, ByteArray, FloatArray, IntArray
 from cfel.errors import InputError, unknown_name
 from cfel.extras import MissingExtraError, install_command
-from cfel.learning.data.audio import make_spectrogram, read_wav
 from cfel.learning.data.dataset import DataSet, choose_test_tenth, make_class_targets
 from cfel.learning.data.images import cache_directory, decode_images, load_cached_array
 from cfel.learning.data.text import TextCode, number_words
@@ -51,19 +53,13 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One split as arrays.
+    """One split as arrays."""
 
-    Attributes:
-        inputs: uint8 images (samples × channels × height × width), int32 codes of text, or float32 rows.
-        labels: one per sample.
-        classes: how many there are.
-        writers: who wrote each sample, or None if there is no such column.
-    """
-
+    # Uint8 images (samples × channels × height × width), int32 codes of text, or float32 rows.
     inputs: NDArray[Any]
-    labels: IntArray
-    classes: int
-    writers: NDArray[np.str_] | None
+    labels: IntArray  # one per sample
+    classes: int  # how many there are
+    writers: NDArray[np.str_] | None  # who wrote each sample, or None if there is no such column
 
 
 def parse_name(text: str) -> HubName:
@@ -81,12 +77,7 @@ def parse_name(text: str) -> HubName:
 
 
 def load_from_hub(name: str, path: Path | None = None) -> DataSet:
-    """Loads a data set; without a test split, a tenth of the samples is for testing.
-
-    Args:
-        name: "hf:…", see the top of the module.
-        path: a folder to read instead of the hub.
-    """
+    """Loads "hf:…", from a folder if there is one; without a test split, a tenth is for testing."""
     wanted = parse_name(name)
     splits = load_splits(wanted, path)
     train_name, test_name = _choose_splits(wanted, splits)
@@ -325,3 +316,56 @@ def _number_writers(
         return None, None
     numbers = np.unique(np.concatenate([train, test]), return_inverse=True)[1].astype(np.int64)
     return numbers[: len(train)], numbers[len(train) :]
+
+
+# Sound as pictures: WAV files become spectrograms with 40 bands on the mel scale and a column every 10
+# milliseconds. A byte is the power of a band in decibels, from 80 below that of a full-scale sine to the
+# sine's own. So sound is trained on, cached and scaled as images are, and any model for images takes it.
+
+
+BANDS = 40
+_WINDOW_SECONDS, _STEP_SECONDS = 0.025, 0.010
+_RANGE_DECIBELS = 80.0
+
+
+def read_wav(content: bytes | None, where: str) -> tuple[FloatArray, int]:
+    """Samples in [−1, 1], averaged over channels, and how many there are per second.
+
+    Raises:
+        InputError: it is not a WAV file of 16-bit numbers.
+    """
+    try:
+        with wave.open(io.BytesIO(content or b"")) as file:
+            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            frames = file.readframes(file.getnframes())
+    except (wave.Error, EOFError) as error:
+        raise InputError(f"{where}: not a WAV file: {error}") from error
+    if width != 2:
+        raise InputError(f"{where}: has {8 * width} bits per number, must have 16")
+    samples = np.frombuffer(frames, dtype="<i2").astype(np.float64) / 2**15
+    return samples.reshape(-1, channels).mean(1), rate
+
+
+def make_spectrogram(samples: FloatArray, rate: int, seconds: float) -> ByteArray:
+    """Bands × moments of the first seconds, with silence where there are not so many."""
+    clip = np.zeros(round(seconds * rate))
+    clip[: samples.size] = samples[: clip.size]
+    window = np.hanning(round(_WINDOW_SECONDS * rate))
+    frames = np.lib.stride_tricks.sliding_window_view(clip, window.size)[:: round(_STEP_SECONDS * rate)]
+    # A full-scale sine has power 1.
+    points = 2 * window.size
+    power = np.square(np.abs(np.fft.rfft(frames * window, points)) * 2 / window.sum())
+    bands = _make_filters(rate, points) @ power.T
+    decibels = 10 * np.log10(np.maximum(bands, 10 ** (-_RANGE_DECIBELS / 10)))
+    return np.asarray(np.rint((1 + np.minimum(decibels, 0) / _RANGE_DECIBELS) * 255), dtype=np.uint8)
+
+
+@lru_cache(maxsize=4)
+def _make_filters(rate: int, points: int) -> FloatArray:
+    """Bands × frequencies: triangles that are equally wide on the mel scale (O'Shaughnessy's formula)."""
+    frequencies = np.fft.rfftfreq(points, 1 / rate)
+    mels = np.linspace(0, 2595 * np.log10(1 + rate / 2 / 700), BANDS + 2)
+    edges = 700 * (10 ** (mels / 2595) - 1)
+    low, middle, high = (edges[k : k + BANDS, None] for k in range(3))
+    rising, falling = (frequencies - low) / (middle - low), (high - frequencies) / (high - middle)
+    return np.asarray(np.maximum(0, np.minimum(rising, falling)))

@@ -147,11 +147,8 @@ def decode_images(
 ) -> ByteArray:
     """Decodes image files into one array, samples × channels × height × width.
 
-    Args:
-        contents: the files, PNG or other.
-        channels: 1 (grey) or 3 (colour), images are converted; None for as many as the first image has.
-        where: where they come from, for messages.
-        count: how many there are, if known; saves a copy.
+    They become grey (1 channel) or coloured (3); None keeps the channels of the first. `where` is for
+    messages; the `count`, if known, saves a copy.
     """
     images: list[ByteArray] | ByteArray = []
     shape: tuple[int, ...] | None = None

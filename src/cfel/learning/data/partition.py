@@ -85,18 +85,10 @@ def partition(
     seed: int,
     code: CodePolicy = BUILT_IN_ONLY,
 ) -> tuple[DataSet, list[IntArray]]:
-    """Spreads a data set's training samples over devices.
+    """Spreads a data set's training samples over devices, whose clusters are given.
 
-    Args:
-        data: the data set.
-        cluster: of each device.
-        parameters: by which rule.
-        seed: the experiment's.
-        code: whether a user-defined rule may be loaded.
-
-    Returns:
-        The data set, and for each device the ascending indices of its training samples. By writer, the data
-        set holds only the drawn writers, also for testing.
+    Returns the data set, and for each device the ascending indices of its training samples. By writer, the
+    data set holds only the drawn writers, also for testing.
     """
     rule, devices, samples = find_rule(parameters.rule, code), cluster.size, len(data.train_targets)
     each = parameters.least if parameters.rule in ("dirichlet", "sizes") else 1
@@ -366,17 +358,9 @@ def hold_out(
 ) -> tuple[DataSet, list[IntArray]]:
     """Replaces the test set by held-out training samples, to choose learning rates without the test set.
 
-    They are spread evenly over each device's classes. The real test samples are not used at all.
-
-    Args:
-        data: the data set.
-        shares: training samples of each device.
-        share: of each device's samples to hold out, in (0, 1); rounded to whole samples, and a device keeps
-            at least one.
-        seed: the experiment's.
-
-    Returns:
-        The data set with the new test set, and the training samples that each device keeps.
+    They are spread evenly over each device's classes: a share of each device's samples in (0, 1), rounded,
+    and a device keeps at least one. The real test samples are not used at all. Returns the data set with the
+    new test set, and the training samples that each device keeps.
     """
     # A stream of its own, so that holding out changes no other draw of the run.
     draw = make_generator(seed, "held out")

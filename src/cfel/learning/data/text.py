@@ -25,23 +25,16 @@ Codes = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TextCode:
-    """How texts become samples.
+    """How texts become samples."""
 
-    Attributes:
-        length: codes in a sample.
-        words: the code of each known word; None for characters.
-    """
-
-    length: int
-    words: Mapping[str, int] | None = None
+    length: int  # codes in a sample
+    words: Mapping[str, int] | None = None  # the code of each known word; None for characters
 
     @property
     def codes(self) -> int:
-        """How many codes there are."""
         return BYTES if self.words is None else VOCABULARY
 
     def encode(self, text: str) -> Codes:
-        """All codes of a text."""
         if self.words is None:
             return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
         return np.array([self.words.get(word, 1) for word in split_words(text)], dtype=np.int32)

@@ -14,8 +14,9 @@ Only `step` is required: an optimiser is an algorithm with nothing else. Paramet
 float32 vectors of all trained numbers, one after another. Where a part of the model is personal, `step` sees
 all numbers, and the others the shared ones only. The algorithms themselves are in `algorithms`.
 
-An algorithm with a loop of its own (`train`) replaces all of this: it gets the model and a number of steps,
-and returns the trained values. It draws its own batches, and σ² and G² are known only if it returns them.
+An algorithm with its own training loop (`train`) replaces all of this: it gets the model and a number of
+steps, and returns the trained values. It draws its own batches, and σ² and G² are known only if it returns
+them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,7 +71,7 @@ class LocalRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeRun:
-    """The work of one device in one edge round, for an algorithm with a loop of its own.
+    """The work of one device in one edge round, for an algorithm with its own training loop.
 
     Attributes:
         module: the model, with the edge model's values; only to be read.
@@ -92,7 +93,7 @@ class WholeRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WholeResult:
-    """What a loop of its own returns.
+    """What an algorithm's own training loop returns.
 
     Attributes:
         values: of the trained parameters and statistics, by their names in the module; others are ignored.
@@ -131,8 +132,8 @@ class LocalAlgorithm:
         personal_model: which of `lasting` is a whole model that the device keeps for itself, zero before its
             first order; None without one.
         gradients: how many gradients a step computes, as time and energy are charged; may be a part of one.
-        train: a loop of its own, instead of all others. Devices are then trained one after another, in one
-            process.
+        train: its own training loop, instead of all others. Devices are then trained one after another, in
+            one process.
     """
 
     step: Step | None = None
@@ -153,7 +154,7 @@ class LocalAlgorithm:
 
     def __post_init__(self) -> None:
         if (self.step is None) == (self.train is None):
-            raise InputError("local algorithm: it must have `step`, or `train` for a loop of its own")
+            raise InputError("local algorithm: it must have `step`, or `train` for its own training loop")
         if self.personal_model is not None and self.personal_model not in self.lasting:
             raise InputError(f"local algorithm: personal_model {self.personal_model!r} is not in lasting")
         names = (*self.memory, *self.lasting, *self.counters)

@@ -370,7 +370,7 @@ def build_algorithm(local: LocalParameters, code: CodePolicy = BUILT_IN_ONLY) ->
         _check_functions(what, algorithm)
     if algorithm.train is not None and local.estimator == "fresh":
         raise InputError(
-            f"local.estimator = 'fresh': {what} has a loop of its own, whose gradients cannot be seen; "
+            f"local.estimator = 'fresh': {what} has its own training loop, whose gradients cannot be seen; "
             "use 'reuse', which takes σ² and G² from what the loop returns"
         )
     for option in local.options:

@@ -33,16 +33,11 @@ MOST_REPORTED = 1e100
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What a device knows about its gradients and updates; not finite where training has diverged.
+    """What a device knows about its gradients and updates; not finite where training has diverged."""
 
-    Attributes:
-        sigma2: σ̂² ≥ 0.
-        g2: Ĝ², which may be negative.
-        kept_energy: share of its last update's ‖x‖² in the largest entries, at `kept_energy_at`; or empty.
-    """
-
-    sigma2: float
-    g2: float
+    sigma2: float  # σ̂² ≥ 0
+    g2: float  # Ĝ², which may be negative
+    # Share of its last update's ‖x‖² in the largest entries, at `kept_energy_at`; or empty.
     kept_energy: tuple[float, ...] = ()
 
     @property

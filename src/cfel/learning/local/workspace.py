@@ -117,12 +117,9 @@ class Workspace:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Loads batches of a device's samples: augmented and scaled inputs, and targets.
 
-        It loads and scales several batches at a time: for small samples that hardly costs more than one.
-
-        Args:
-            data: the device's samples.
-            rows: batches × size, positions among the device's samples.
-            streams: for augmentation, one per batch, so that it does not depend on how batches are grouped.
+        It loads and scales several batches at a time: for small samples that hardly costs more than one. Each
+        row has the positions of a batch; each batch has its stream for augmentation, however batches are
+        grouped.
         """
         size, augment = rows.shape[1], self.task.augment
         for start in range(0, len(rows), BATCHES_AT_ONCE):

@@ -66,7 +66,6 @@ class ResNet20(nn.Module):
                 nn.init.kaiming_normal_(module.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch."""
         x = _channels_last(x)
         x = F.relu(self.norm(self.convolution(x)), inplace=True)
         scores: Tensor = self.dense(self.blocks(x).mean((2, 3)))
@@ -92,7 +91,6 @@ class TwoConvolutions(nn.Module):
         self.dense2 = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch."""
         x = _channels_last(x)
         x = F.relu(F.max_pool2d(self.convolution1(x), 2))  # after pooling, a quarter of the work is left
         x = F.relu(F.max_pool2d(self.convolution2(x), 2))
@@ -109,7 +107,6 @@ class Perceptron(nn.Module):
         self.dense2 = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch."""
         scores: Tensor = self.dense2(F.relu(self.dense1(x.flatten(1))))
         return scores
 
@@ -154,7 +151,6 @@ class Recurrent(nn.Module):
         self.dense = nn.Linear(128, codes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch."""
         states, _ = self.recurrent(self.embedding(x))
         scores: Tensor = self.dense(states[:, -1])
         return scores

@@ -39,23 +39,14 @@ _MOST_NUMBERS = 10**7
 
 @dataclass(frozen=True, slots=True)
 class ModelForm:
-    """How to build a model, what to feed it, and what it returns.
+    """How to build a model, what to feed it, and what it returns."""
 
-    Attributes:
-        model: name of the builder; empty if the model belongs to a user-defined task.
-        input_shape: of one sample.
-        classes: number of classes, or of outputs.
-        dtype: of samples, in NumPy's words; "uint8" is scaled and normalised, others are used as they are.
-        normalisation: for uint8, or None.
-        labels: whether outputs are the scores of classes.
-    """
-
-    model: str
-    input_shape: tuple[int, ...]
-    classes: int
-    dtype: str
-    normalisation: Normalisation | None
-    labels: bool
+    model: str  # name of the builder; empty if the model belongs to a user-defined task
+    input_shape: tuple[int, ...]  # of one sample
+    classes: int  # number of classes, or of outputs
+    dtype: str  # of samples, in NumPy's words; "uint8" is scaled and normalised, others are used as they are
+    normalisation: Normalisation | None  # for uint8, or None
+    labels: bool  # whether outputs are the scores of classes
 
     def __post_init__(self) -> None:
         # A file may be anybody's, and a builder takes as much memory as these say.
@@ -145,12 +136,7 @@ def _sort_metadata(content: bytes) -> bytes:
 
 
 def load_model(path: Path, flat: FlatModule) -> FlatModel:
-    """Reads a model from a safetensors file.
-
-    Args:
-        path: the file.
-        flat: a module of the task, for names and shapes; its values change to the file's.
-    """
+    """Reads a model from a safetensors file; `flat` has names and shapes, and takes on the file's values."""
     tensors, _ = read_model_file(path)
     fixed = flat.read_fixed()
     known = {slot.name for slot in (*flat.parameter_slots, *flat.buffer_slots)} | fixed.keys()
@@ -192,14 +178,7 @@ NEEDED = ("onnx", "onnxscript")
 
 
 def save_onnx(path: Path, model: FlatModel, flat: FlatModule, input_shape: tuple[int, ...]) -> None:
-    """Writes a model to an ONNX file, which appears only when it is complete.
-
-    Args:
-        path: the file to write.
-        model: the values.
-        flat: a module of the same task; its values change to the model's.
-        input_shape: of one sample.
-    """
+    """Writes a model to an ONNX file, which appears only when it is complete; `flat` takes on its values."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise MissingExtraError(f"{path}: ONNX needs {' and '.join(missing)}: {install_command(missing[0])}")

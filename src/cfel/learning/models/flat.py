@@ -40,16 +40,12 @@ PARAMETERS, STATISTICS = "personal", "personal_statistics"
 
 @dataclass(frozen=True, slots=True)
 class FlatModel:
-    """The values of a model. Several owners may share one, so its vectors must not be changed in place.
+    """The values of a model. Several owners may share one, so its vectors must not be changed in place."""
 
-    Attributes:
-        parameters: float32 vector of d trained numbers.
-        buffers: float32 vector of the buffers that training changes (batch-norm statistics); may be empty.
-        memory: float32 vector of what an edge server remembers beside its model (`edge_rule`); may be empty.
-    """
-
-    parameters: Tensor
+    parameters: Tensor  # float32 vector of d trained numbers
+    # Float32 vector of the buffers that training changes (batch-norm statistics); may be empty.
     buffers: Tensor
+    # Float32 vector of what an edge server remembers beside its model (`edge_rule`); may be empty.
     memory: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def __post_init__(self) -> None:
@@ -79,7 +75,16 @@ class FlatModel:
 
 def model_sha256(models: Sequence[FlatModel], workers: int = 0) -> str:
     """SHA-256, in hexadecimal, of the concatenated SHA-256s of the edge models in cluster order."""
-    digests = map_in_threads(FlatModel.sha256, models, workers)
+    return join_digests(digest_models(models, workers))
+
+
+def digest_models(models: Sequence[FlatModel], workers: int = 0) -> list[bytes]:
+    """The SHA-256 of each model."""
+    return map_in_threads(FlatModel.sha256, models, workers)
+
+
+def join_digests(digests: Iterable[bytes]) -> str:
+    """SHA-256, in hexadecimal, of concatenated SHA-256s."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
@@ -132,17 +137,12 @@ class SharedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How a module behaves.
+    """How a module behaves."""
 
-    Attributes:
-        is_random: it draws from torch's generator, in training or in evaluation.
-        statistics: names of the floating buffers that training changes; None if that is not known.
-        least_batch: the fewest samples it trains on; 2 with batch norm over single values.
-    """
-
-    is_random: bool = False
+    is_random: bool = False  # it draws from torch's generator, in training or in evaluation
+    # Names of the floating buffers that training changes; None if that is not known.
     statistics: frozenset[str] | None = None
-    least_batch: int = 1
+    least_batch: int = 1  # the fewest samples it trains on; 2 with batch norm over single values
 
 
 class FlatModule:

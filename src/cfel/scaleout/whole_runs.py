@@ -19,8 +19,14 @@ from ray.exceptions import RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cfel.errors import ScaleoutError
-from cfel.scaleout.cluster import list_live_nodes
-from cfel.scaleout.workers import START_SECONDS, VERSIONS, WORKER_LOST, extend_search_path, unwrap_error
+from cfel.scaleout.workers import (
+    START_SECONDS,
+    VERSIONS,
+    WORKER_LOST,
+    extend_search_path,
+    list_live_nodes,
+    unwrap_error,
+)
 
 POLL_SECONDS = 0.5
 MOST_ATTEMPTS = 5
@@ -32,51 +38,32 @@ RunFunction = Callable[[str, str, bool, str], bool]
 
 
 @dataclass(eq=False, slots=True)
-class Run:
-    """A run to execute.
+class ClusterRun:
+    """A run to execute."""
 
-    Attributes:
-        name: for messages.
-        text: the experiment, as the run function expects it.
-        directory: the run directory.
-        resume: continue the run in that directory.
-        attempts: how often it was started.
-    """
-
-    name: str
-    text: str
-    directory: Path
-    resume: bool = False
-    attempts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SweepCallbacks:
-    """What the caller of a sweep wants to know and decide meanwhile.
-
-    Attributes:
-        on_poll: called twice a second for each run in progress, and once when it ends.
-        interrupted: when it returns True, runs in progress stop after their round and no other starts.
-        notify: receives a message about machines that are unusable or lost.
-    """
-
-    on_poll: Callable[[Run], None] = lambda _: None
-    interrupted: Callable[[], bool] = lambda: False
-    notify: Callable[[str], None] = lambda _: None
+    name: str  # for messages
+    text: str  # the experiment, as the run function expects it
+    directory: Path  # the run directory
+    resume: bool = False  # continue the run in that directory
+    attempts: int = 0  # how often it was started
 
 
 @dataclass(eq=False, slots=True)
-class RunSweep:
+class ClusterRuns:
     """Distributes runs over the machines of a cluster; `folder` holds all run directories."""
 
     function: RunFunction
     folder: Path
-    callbacks: SweepCallbacks
+    # Called twice a second for each run in progress, and once when it ends.
+    on_poll: Callable[[ClusterRun], None]
+    # When it returns True, runs in progress stop after their round and no other starts.
+    interrupted: Callable[[], bool]
+    notify: Callable[[str], None]  # receives a message about machines that are unusable or lost
     _free_cores: dict[str, int] = field(default_factory=dict)
-    _in_progress: dict[Any, tuple[str, Run]] = field(default_factory=dict)
+    _in_progress: dict[Any, tuple[str, ClusterRun]] = field(default_factory=dict)
     _unusable: set[str] = field(default_factory=set)
 
-    def execute(self, runs: Sequence[Run]) -> bool:
+    def execute(self, runs: Sequence[ClusterRun]) -> bool:
         """Executes all runs; returns whether all finished, which they do unless interrupted.
 
         Raises:
@@ -94,10 +81,10 @@ class RunSweep:
         finally:
             stop_file.unlink(missing_ok=True)
 
-    def _execute(self, waiting: deque[Run], stop_file: Path) -> bool:
+    def _execute(self, waiting: deque[ClusterRun], stop_file: Path) -> bool:
         all_finished = True
         while waiting or self._in_progress:
-            if self.callbacks.interrupted():
+            if self.interrupted():
                 stop_file.touch()
                 all_finished = all_finished and not waiting
                 waiting.clear()
@@ -108,23 +95,21 @@ class RunSweep:
             for reference in done:
                 all_finished = self._finish_run(reference, waiting) and all_finished
             for _, run in self._in_progress.values():
-                self.callbacks.on_poll(run)
+                self.on_poll(run)
         return all_finished
 
     def _update_machines(self) -> None:
         """Adds machines that have joined and are usable; removes those that are gone."""
         nodes = {str(node["NodeID"]): node for node in list_live_nodes()}
         for name in self._free_cores.keys() - nodes.keys():
-            self.callbacks.notify(f"machine {name[:8]} is lost; its runs resume elsewhere")
+            self.notify(f"machine {name[:8]} is lost; its runs resume elsewhere")
             del self._free_cores[name]
         new = nodes.keys() - self._free_cores.keys() - self._unusable
         for name in self._find_usable(new) if new else ():
             self._free_cores[name] = int(nodes[name]["Resources"].get("CPU", 0))
         for name in sorted(new - self._free_cores.keys()):
             self._unusable.add(name)
-            self.callbacks.notify(
-                f"machine {name[:8]} does not see {self.folder}, or runs other versions: not used"
-            )
+            self.notify(f"machine {name[:8]} does not see {self.folder}, or runs other versions: not used")
         if not self._free_cores:
             raise ScaleoutError(f"no machine of the cluster sees {self.folder}: put it on shared storage")
 
@@ -139,7 +124,7 @@ class RunSweep:
         finally:
             token.unlink()
 
-    def _start_runs(self, waiting: deque[Run], stop_file: Path) -> None:
+    def _start_runs(self, waiting: deque[ClusterRun], stop_file: Path) -> None:
         """Starts runs on machines with a free core, on the one with the most first."""
         while waiting and max(self._free_cores.values(), default=0) > 0:
             name = max(self._free_cores, key=lambda name: self._free_cores[name])
@@ -149,7 +134,7 @@ class RunSweep:
             self._in_progress[_on_node(name, _call_run_function, 1).remote(*arguments)] = (name, run)
             self._free_cores[name] -= 1
 
-    def _finish_run(self, reference: Any, waiting: deque[Run]) -> bool:  # noqa: ANN401 — Ray's reference
+    def _finish_run(self, reference: Any, waiting: deque[ClusterRun]) -> bool:  # noqa: ANN401 — Ray's reference
         """Takes the result of a run, or queues it again if it was lost; returns False if it was stopped."""
         name, run = self._in_progress.pop(reference)
         if name in self._free_cores:
@@ -164,11 +149,11 @@ class RunSweep:
                     f"{run.name}: lost {run.attempts} times with the machine or process that ran it; "
                     f"its checkpoint is in {run.directory}"
                 ) from error
-            self.callbacks.notify(f"{run.name}: lost with its worker; resumes from its last checkpoint")
+            self.notify(f"{run.name}: lost with its worker; resumes from its last checkpoint")
             run.resume = True
             waiting.appendleft(run)
             return True
-        self.callbacks.on_poll(run)
+        self.on_poll(run)
         return finished
 
     def _stop_all(self, stop_file: Path) -> None:

@@ -108,7 +108,7 @@ def _choose_workers(world: World, device: str) -> str:
     # macOS lets a process with torch in it fork, but its libraries break.
     if device != "cpu" or not sys.platform.startswith("linux"):
         return "threads"
-    # A loop of its own may remember things, so it stays in one process.
+    # A user's training loop may remember things, so it stays in one process.
     if find_algorithm(world.training).train is not None:
         return "threads"
     if world.start.parameters.numel() <= MOST_FORKED_PARAMETERS:

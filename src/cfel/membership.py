@@ -127,7 +127,7 @@ def apply_changes(before: Membership, changes: Iterable[FleetChange]) -> Members
     after = before
     for change in changes:
         try:
-            after = _apply(after, change)
+            after = _drop_guests(_apply(after, change))
         except InputError as error:
             raise InputError(f"fleet.changes: round {change.round}, {change.describe()}: {error}") from error
     return after
@@ -169,10 +169,10 @@ def _apply(before: Membership, change: FleetChange) -> Membership:
         case "add device":
             return _add_devices(before, change.device, _check_edge(before, change.edge))
         case "move device":
-            after = _move_devices(before, change.device, _check_edge(before, change.edge))
-            home = -1 if change.home is None else change.home
-            guests = dict(before.guests) | dict.fromkeys(change.device, home)
-            return replace(after, guests=tuple((n, back) for n, back in guests.items() if back >= 0))
+            edge = _check_edge(before, change.edge)
+            after = _move_devices(before, change.device, edge)
+            guests = dict.fromkeys(change.device, edge if change.home is None else change.home)
+            return replace(after, guests=tuple((dict(before.guests) | guests).items()))
         case "remove device":
             return _remove_devices(before, change.device)
         case "add edge":
@@ -190,6 +190,12 @@ def _apply(before: Membership, change: FleetChange) -> Membership:
             )
         case _:
             return replace(before, is_paused=change.what == "pause")
+
+
+def _drop_guests(after: Membership) -> Membership:
+    """Without guests that are at home again, have left, or whose home has."""
+    found = ((n, home) for n, home in after.guests if n in after.devices and home in after.edges)
+    return replace(after, guests=tuple((n, home) for n, home in found if after.edge_of[n] != home))
 
 
 def _check_edge(before: Membership, edge: int | None) -> int:

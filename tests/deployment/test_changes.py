@@ -18,7 +18,7 @@ from cfel.errors import RejectedError
 from cfel.experiment import Experiment
 from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.losses import merge_losses
-from cfel.membership import FleetChange
+from cfel.membership import FleetChange, apply_changes, start_membership
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import parse_log
 from cfel.world import World
@@ -221,6 +221,67 @@ def test_a_device_that_is_no_member_is_named_with_what_to_do() -> None:
 
     _, records = play(operate)
     assert records[-1].devices_taking_part == 7
+
+
+def test_an_edge_server_that_was_removed_while_it_was_away_ends() -> None:
+    """Nobody calls it any more; it asks the others, and they know that edge servers have left."""
+
+    async def operate(federation: Changing) -> None:
+        await federation.ask("extend", rounds=3)
+        away = next(i for i in range(3) if i != federation.coordinator())
+        await federation.kill(Identity("edge", away))
+        await federation.ask("remove edge", edge=away, of=(away + 1) % 3)
+        federation.start(Identity("edge", away))
+        await until("it has ended", federation.tasks[Identity("edge", away)].done)
+        assert len(federation.log((away + 1) % 3)) < 6
+
+    play(operate)
+
+
+def test_of_two_edge_servers_the_coordinator_leaves() -> None:
+    """The other one must know before its vote, which a majority of two needs, is gone."""
+
+    async def operate(federation: Changing) -> None:
+        await federation.ask("extend", rounds=4)
+        first = next(i for i in range(3) if i != federation.coordinator())
+        await federation.ask("remove edge", edge=first, of=(first + 1) % 3)
+        leader = federation.coordinator()
+        assert leader is not None
+        await federation.ask("remove edge", edge=leader, of=leader)
+        assert federation.edges[3 - first - leader].server.members.edges == (3 - first - leader,)
+
+    _, records = play(operate)
+    assert len(records) == 7
+    assert timeless(records) == repeat(records)
+
+
+def test_a_device_that_is_started_again_remembers_where_it_belongs() -> None:
+    """Its first edge server has left: it would have to wait for `gone_seconds` before it asked another."""
+
+    async def operate(federation: Changing) -> None:
+        await federation.ask("extend", rounds=3)
+        await federation.ask("remove edge", edge=0, of=1)
+        await until("it has moved", lambda: any(0 in federation.devices(i) for i in (1, 2)))
+        await asyncio.sleep(1.0)
+        asked: list[Identity] = []
+        federation.network.on_call = lambda caller, to, _: asked.append(to) if caller.number == 0 else None
+        await federation.kill(Identity("device", 0))
+        federation.start(Identity("device", 0))
+        await until("it asks", lambda: Identity("edge", 1) in asked or Identity("edge", 2) in asked)
+        assert Identity("edge", 0) not in asked
+
+    play(operate)
+
+
+def test_a_device_that_is_drained_to_its_home_is_no_guest_any_more() -> None:
+    """Nor is one whose home has left: neither may be sent back."""
+    start = start_membership([0, 0, 1, 1, 2, 2])
+    moved = apply_changes(start, [FleetChange(2, "move device", (4, 5), 1, home=2)])
+    assert moved.guests == ((4, 2), (5, 2))
+    left = FleetChange(3, "remove device", (2, 3, 5))
+    drained = apply_changes(moved, [left, FleetChange(3, "drain edge", edge=1)])
+    assert (drained.edge_of[4], drained.guests) == (2, ())
+    assert apply_changes(moved, [FleetChange(3, "remove edge", edge=2)]).guests == ()
 
 
 def test_a_pause_lasts_until_somebody_resumes() -> None:

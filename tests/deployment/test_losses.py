@@ -76,6 +76,7 @@ def test_edge_server_gone_for_good_holds_up_the_others_once(tmp_path: Path, lead
         gossip_seconds=300.0,
         gone_seconds=4.0,
         linger_seconds=0.0,
+        fail_over="never",
     )
 
     async def play() -> tuple[list[RoundRecord], int, float]:

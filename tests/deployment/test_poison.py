@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from cfel.deployment.device import agent as device_agent
 from cfel.deployment.payloads import EncodedModel, make_upload
 from cfel.deployment.protocol.calls import serve
-from cfel.deployment.protocol.device_requests import MeasurementReport, UploadRequest
+from cfel.deployment.protocol.device_requests import UploadRequest
 from cfel.deployment.protocol.edge_requests import PeerModelAnswer, PeerModelRequest
 from cfel.deployment.protocol.messages import Body
 from cfel.deployment.security.identity import Identity
@@ -90,12 +91,12 @@ POISONS: dict[str, Poison] = {
 def poisoned(poison: Poison | None) -> Callable[..., UploadRequest]:
     """What device 5 sends in place of its update; without a poison, bytes that are no update at all."""
 
-    def make(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
+    def make(report: DeviceReport, order: DeviceOrder, *rest: Any) -> UploadRequest:
         if order.device != 5:
-            return make_upload(report, order, measured)
+            return make_upload(report, order, *rest)
         if poison is None:
-            return replace_content(make_upload(report, order, measured), b"rubbish")
-        return make_upload(replace(report, update=poison(report.update.size)), order, measured)
+            return replace_content(make_upload(report, order, *rest), b"rubbish")
+        return make_upload(replace(report, update=poison(report.update.size)), order, *rest)
 
     return make
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,6 @@ from cfel.deployment.payloads import make_upload
 from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.device_requests import (
     ExperimentOver,
-    MeasurementReport,
     Moved,
     NextOrder,
     NextRequest,
@@ -142,11 +142,11 @@ def test_commands_out_of_place(
     asyncio.run(play())
 
 
-def exaggerate(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
+def exaggerate(report: DeviceReport, order: DeviceOrder, *rest: Any) -> UploadRequest:
     """Device 5 tells an absurd σ²; the rest of its upload is well formed."""
     if order.device == 5 and report.estimates is not None:
         report = replace(report, estimates=replace(report.estimates, sigma2=1e90, g2=1.0))
-    return make_upload(report, order, measured)
+    return make_upload(report, order, *rest)
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_repeated_absurd_estimates_lead_to_quarantine(
 def test_negative_variances_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With batch norm, their roots would make every output of every model NaN."""
 
-    def lie(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
+    def lie(report: DeviceReport, order: DeviceOrder, *rest: Any) -> UploadRequest:
         report = replace(report, buffers=-10 * report.buffers.abs()) if order.device == 5 else report
-        return make_upload(report, order, measured)
+        return make_upload(report, order, *rest)
 
     monkeypatch.setattr(device_agent, "make_upload", lie)
     model = {"model": {"name": "tests.architectures:batch_norm_of_values"}, "data": {"batch": 10}}
@@ -218,8 +218,8 @@ def test_losses_near_the_largest_float_do_not_stop_the_run(
 ) -> None:
     """Two of them in one global round add up to more than a float can hold."""
 
-    def lie(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport | None) -> UploadRequest:
-        return make_upload(replace(report, loss=loss) if order.device == 5 else report, order, measured)
+    def lie(report: DeviceReport, order: DeviceOrder, *rest: Any) -> UploadRequest:
+        return make_upload(replace(report, loss=loss) if order.device == 5 else report, order, *rest)
 
     monkeypatch.setattr(device_agent, "make_upload", lie)
     (line,) = play_to_the_end(deployed({"rounds": {"global": 1, "edge": 6}}), tmp_path)

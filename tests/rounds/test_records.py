@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cfel.membership import FleetChange
 from cfel.rounds.records import average_metrics, mean_metric
 from cfel.runlog import RoundRecord
 from tests.simulation.drive import records, tiny
@@ -36,3 +37,10 @@ def test_a_record_equals_itself_when_it_is_read_again() -> None:
     line = records(tiny(rounds={"global": 1}))[0]
     line = replace(line, metrics={"undefined": float("nan"), "perplexity": math.inf})
     assert RoundRecord.from_json_line(line.to_json_line()) == line
+
+
+def test_clusters_without_devices_count_alike_if_no_others_are_there() -> None:
+    """The devices of clusters 1 and 2 have moved to cluster 0, whose edge server is gone: (0.2 + 0.4) / 2."""
+    changes = [FleetChange(1, "move device", (2, 3, 4, 5), 0)]
+    setting = tiny().build_world().with_changes(changes).at(0).setting
+    assert mean_metric(setting, (0.9, 0.2, 0.4), {1, 2}) == pytest.approx(0.3)

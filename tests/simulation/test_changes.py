@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cfel
 from cfel.errors import InputError
 from cfel.experiment import Experiment, experiment_toml, parse_experiment
 from cfel.experiment.experiment import load_experiment
@@ -15,6 +16,7 @@ from cfel.membership import FleetChange
 from cfel.plugins import ANY_CODE
 from cfel.rounds.run_directory import RunRequest
 from cfel.runlog import RoundRecord, RunDirectory
+from cfel.runlog.plans import read_plan
 from cfel.simulation.executors import PoolExecutor
 from cfel.simulation.loop import Watch, run_in_directory
 from cfel.simulation.state import RoundOutcome, enter_round
@@ -185,3 +187,11 @@ def test_changes_are_tables_of_the_file(tmp_path: Path) -> None:
     path.write_text('preset = "demo"\n[[fleet.changes]]\nround = 2\nwhat = "remove device"\ndevice = 3\n')
     (change,) = load_experiment(path).fleet.changes
     assert (change.round, change.what, change.device) == (2, "remove device", (3,))
+
+
+def test_the_page_of_a_fleet_that_grows(tmp_path: Path) -> None:
+    """Devices 6 and 7 join in round 2: tables keep them, figures show the six that began."""
+    result = cfel.run(changing(), out=tmp_path)
+    assert read_plan(tmp_path, 2).device.max() == 7
+    assert RunDirectory.open(tmp_path).plan(2, 6).device.max() == 5
+    assert result.report().exists()

@@ -19,11 +19,13 @@ class MemoryDisk:
         files: the content of each.
         is_full: whether writes fail now.
         is_off: whether it has no power, so that nothing reaches it.
+        on_write: called with what has reached the disk.
     """
 
     def __init__(self) -> None:
         self.files: dict[Path, bytes] = {}
         self.is_full = self.is_off = False
+        self.on_write: Callable[[Path, bytes], None] = lambda _path, _content: None
         self._reserved: set[Path] = set()
         # What each file was when it was last synced; None if it did not exist.
         self._synced: dict[Path, bytes | None] = {}
@@ -84,6 +86,7 @@ class MemoryDisk:
             self.files.pop(path, None)
         else:
             self.files[path] = content
+            self.on_write(path, content)
 
     def tear_write(self, after: int, chance: Random, on_tear: Callable[[], None]) -> None:
         """Cuts the power in the middle of a write, that many writes from now."""

@@ -1,17 +1,20 @@
 """Known bugs to plant: what the checker must find, or it proves nothing."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any
 from unittest.mock import patch
 
+from msgspec import structs
+
 from cfel.deployment.coordinator import coordinator
 from cfel.deployment.coordinator.calls import Handover, take_over
 from cfel.deployment.device import agent
+from cfel.deployment.edge import server
 from cfel.deployment.edge.node import EdgeNode
-from cfel.deployment.election import member
+from cfel.deployment.election import member, rules
 from cfel.deployment.election.member import Member
 from cfel.deployment.protocol.edge_requests import ChangeAnswer, ChangeRequest
 from cfel.runlog import RoundRecord
@@ -89,6 +92,34 @@ def confirm_a_change_too_early() -> AbstractContextManager[Any]:
     return patch.object(EdgeNode, "_ask_for_change", confirm)
 
 
+def keep_the_old_majority() -> AbstractContextManager[Any]:
+    """Who votes stays the same when edge servers join and leave."""
+    return patch.object(Member, "change_members", lambda *_: None)
+
+
+def vote_for_anybody() -> AbstractContextManager[Any]:
+    """A member votes also for one that has not heard which edge servers have joined and left."""
+    is_free = rules._is_free
+
+    def vote(state: Any, candidate: int, request: rules.VoteRequest, now: float) -> bool:
+        return is_free(state, candidate, structs.replace(request, changes=10**6), now)
+
+    return patch.object(rules, "_is_free", vote)
+
+
+def forget_uses_elsewhere() -> AbstractContextManager[Any]:
+    """An edge server tells devices that move to it only of uploads that it has used itself."""
+    return patch.object(server, "_latest", lambda own, _: own)
+
+
+def forget_uses_that_nobody_heard_of() -> AbstractContextManager[Any]:
+    """An edge server used an upload and died before it could say so; back again, it mixes its model."""
+    stack = ExitStack()
+    stack.enter_context(patch.object(coordinator, "note_used", lambda state, _: state))
+    stack.enter_context(patch.object(server.EdgeServer, "_loses_devices", lambda *_: False))
+    return stack
+
+
 BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "vote-not-synced": skip_the_sync_of_a_vote,
     "upload-not-recognised": train_again_for_the_same_order,
@@ -97,6 +128,10 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "leader-not-checked": obey_anybody,
     "round-counted-twice": count_a_round_twice,
     "change-lost": confirm_a_change_too_early,
+    "old-majority": keep_the_old_majority,
+    "voters-not-compared": vote_for_anybody,
+    "use-not-moved": forget_uses_elsewhere,
+    "use-unheard": forget_uses_that_nobody_heard_of,
 }
 
 

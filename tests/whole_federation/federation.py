@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
+from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
@@ -29,8 +31,17 @@ from tests.deployment.memory_federation import Federation
 from tests.deployment.virtual_time import OWNER, VirtualLoop, run_virtually
 from tests.support.inline_compute import InlineCompute
 from tests.support.memory_disk import MemoryDisk
-from tests.whole_federation.history import Call, History
-from tests.whole_federation.schedule import DEVICES, EDGES, Fault, Schedule
+from tests.whole_federation.history import Call, History, Write
+from tests.whole_federation.schedule import (
+    ALL_EDGES,
+    EDGES,
+    EVERYBODY,
+    NEW_DEVICE,
+    NEW_EDGE,
+    Fault,
+    Operation,
+    Schedule,
+)
 from tests.whole_federation.subject import HOME, experiment, world
 from tests.whole_federation.wire import Link, Quality, Wire, WireClient
 
@@ -59,16 +70,22 @@ class WholeFederation(Federation):
     def __init__(self, schedule: Schedule, history: History) -> None:
         patient = schedule.is_patient
         self.seed, self.history = schedule.seed, history
-        self.disks = {member: MemoryDisk() for member in EDGES + DEVICES}
-        self.clock_offsets = dict.fromkeys(EDGES + DEVICES, 1e9)
+        self.disks = {member: MemoryDisk() for member in EVERYBODY}
+        self.clock_offsets = dict.fromkeys(EVERYBODY, 1e9)
         self._clients: dict[Identity, WireClient] = {}
-        self._starts = dict.fromkeys(EDGES + DEVICES, 0)
+        self._starts = dict.fromkeys(EVERYBODY, 0)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.loop = loop
         self.wire = Wire(seed=schedule.seed)
+        asked = experiment(is_patient=patient, returns=schedule.returns)
         shared = world(is_patient=patient, is_large=schedule.is_large)
-        super().__init__(experiment(is_patient=patient), HOME, self.wire, self._host, shared)
+        super().__init__(asked, HOME, self.wire, self._host, shared)
+        for member in EVERYBODY:
+            self.disks[member].on_write = partial(self._note_write, member)
+
+    def _note_write(self, member: Identity, path: Path, content: bytes) -> None:
+        self.history.writes.append(Write(len(self.history.calls), member, path, content))
 
     def _host(self, member: Identity) -> Host:
         chance = Random(f"{self.seed} {member} {self._starts[member]}")  # noqa: S311
@@ -143,34 +160,45 @@ class WholeFederation(Federation):
         """Starts everybody, lets all faults happen, and returns when everybody has ended."""
         self.start()
         faults = [asyncio.create_task(self._suffer(fault)) for fault in schedule.faults]
-        asking = [asyncio.create_task(self._operate(*each)) for each in schedule.changes]
+        asking = [asyncio.create_task(self._operate(each)) for each in schedule.operations]
         await asyncio.gather(*faults)
         pending = [task for task in self.tasks.values() if not task.done()]
         if pending:
             await asyncio.wait(pending, timeout=END_SECONDS)
         for task in asking:
             task.cancel()
-        self.history.stuck = [str(member) for member in EDGES + DEVICES if self.is_running(member)]
-        for member in EDGES + DEVICES:
+        started = [member for member in EVERYBODY if member in self.tasks]
+        self.history.stuck = [member for member in started if self.is_running(member)]
+        for member in started:
             if not self.is_running(member) and (error := self.tasks[member].exception()) is not None:
                 self.history.failures.append(f"{member} ended with {error!r}")
                 self.history.crashes.append(f"{member} ended with {error!r}")
 
-    async def _operate(self, at: float, change: FleetChange) -> None:
-        """Asks for a change until it holds, is refused, or the run is over."""
-        await asyncio.sleep(at)
+    async def _operate(self, operation: Operation) -> None:
+        """Starts the machine that joins, if one does, and asks for changes, one after the other."""
+        await asyncio.sleep(operation.at)
+        for change in operation.changes:
+            new = {"add device": NEW_DEVICE, "add edge": NEW_EDGE}.get(change.what)
+            if new is not None and self._starts[new] == 0:
+                self.start(new)
+            if not await self._ask(change):
+                return
+
+    async def _ask(self, change: FleetChange) -> bool:
+        """Asks for a change until it holds, or is refused."""
         self.wire.contexts.setdefault(OPERATOR, copy_context())
         calls = RemoteCalls(WireClient(OPERATOR, self.wire))
         while True:
-            for edge in EDGES:
+            for edge in ALL_EDGES:
                 try:
                     answer = await calls.call(edge, ChangeRequest(change), 10.0)
                 except UnreachableError:
                     continue
-                except RejectedError:
-                    return
+                except RejectedError as error:
+                    self.history.failures.append(f"{change.describe()}: {error}")
+                    return False
                 if answer.round or answer.refused:
-                    return
+                    return bool(answer.round)
                 break
             await asyncio.sleep(1.0)
 
@@ -187,7 +215,7 @@ class WholeFederation(Federation):
     async def _happen(self, fault: Fault, members: tuple[Identity, ...], chance: Random) -> None:
         """Returns when the fault is over."""
         first, seconds = members[0], fault.seconds
-        links = [link for link in permutations(EDGES + DEVICES, 2) if first in link]
+        links = [link for link in permutations(EVERYBODY, 2) if first in link]
         match fault.kind:
             case "kill":
                 await self._down((first,), seconds, lambda _: None)
@@ -226,7 +254,7 @@ class WholeFederation(Federation):
         def look(caller: Identity, to: Identity, name: str) -> None:
             before(caller, to, name)
             if name == method and not seen.done():
-                seen.set_result((caller, to))
+                seen.set_result(tuple(each for each in (caller, to) if each in self.disks))
 
         self.wire.on_call = look
         await asyncio.wait([seen], timeout=10.0)

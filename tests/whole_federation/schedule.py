@@ -1,8 +1,8 @@
-"""What goes wrong when, drawn from a seed: a list of faults that can be printed and repeated."""
+"""What goes wrong when, drawn from a seed: faults, and what an operator does; printed, it can be repeated."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from cfel.deployment.host import STUCK_SECONDS
 from cfel.deployment.security.identity import Identity
@@ -10,9 +10,16 @@ from cfel.membership import FleetChange
 
 EDGES = tuple(Identity("edge", i) for i in range(3))
 DEVICES = tuple(Identity("device", n) for n in range(6))
+NEW_EDGE, NEW_DEVICE = Identity("edge", 3), Identity("device", 6)
+"""They join in some schedules."""
+ALL_EDGES = (*EDGES, NEW_EDGE)
+EVERYBODY = (*ALL_EDGES, *DEVICES, NEW_DEVICE)
 LAST_FAULT_SECONDS = 40.0
 MOST_FAULTS = 14
-MOMENTS = ("newest", "plan", "upload", "fetch", "mix", "propose", "close", "release", "next", "election")
+MOMENTS = (
+    *("newest", "plan", "upload", "fetch", "mix", "propose", "close", "release", "next", "election"),
+    *("join", "change"),
+)
 """Calls that faults wait for: between two of them, most promises are made."""
 KINDS = (
     *("kill", "kill", "kill", "outage", "tear", "tear", "freeze", "freeze", "isolate", "isolate", "cut"),
@@ -39,19 +46,33 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Operation:
+    """What an operator asks for: one change after the other, each until it holds or is refused."""
+
+    at: float  # virtual seconds
+    changes: tuple[FleetChange, ...]
+
+    def __str__(self) -> str:
+        asked = ", then ".join(each.describe() for each in self.changes)
+        return f"{self.at:6.2f} s: an operator asks: {asked}"
+
+
+@dataclass(frozen=True, slots=True)
 class Schedule:
     """The faults of one seed.
 
     Attributes:
         is_patient: whether deadlines are longer than all faults.
-        changes: what an operator asks for, and when.
+        returns: whether devices go back to their edge server when it is back.
+        operations: what an operator asks for, and when.
         is_large: whether the fleet is planned by asking edge servers, as large ones are.
     """
 
     seed: int
     is_patient: bool
     faults: tuple[Fault, ...]
-    changes: tuple[tuple[float, FleetChange], ...] = ()
+    returns: bool = False
+    operations: tuple[Operation, ...] = ()
     is_large: bool = False
 
     @property
@@ -62,48 +83,68 @@ class Schedule:
 
     def __str__(self) -> str:
         kind = "patient" if self.is_patient else "with short deadlines"
-        asked = (f"  {at:6.2f} s: an operator asks: {change.describe()}" for at, change in self.changes)
-        return "\n".join((f"seed {self.seed}, {kind}", *(f"  {each}" for each in self.faults), *asked))
+        back = ", devices return" if self.returns else ""
+        return "\n".join(
+            (f"seed {self.seed}, {kind}{back}", *(f"  {x}" for x in self.faults + self.operations))
+        )
 
 
 def draw_schedule(seed: int) -> Schedule:
     """The faults of a seed, by time."""
     chance = Random(f"{seed} schedule")  # noqa: S311 (repeatable chance is the point)
-    faults = [_draw_fault(chance) for _ in range(chance.randint(1, MOST_FAULTS))]
-    is_patient = chance.random() < 0.5
-    return Schedule(seed, is_patient, tuple(sorted(faults, key=lambda each: each.at)), _draw_changes(seed))
+    operations = _draw_operations(seed)
+    grows = any(each.what == "add edge" for operation in operations for each in operation.changes)
+    edges = ALL_EDGES if grows else EDGES
+    faults = [_draw_fault(chance, edges) for _ in range(chance.randint(1, MOST_FAULTS))]
+    is_patient, returns = chance.random() < 0.5, chance.random() < 0.5
+    in_order = tuple(sorted(faults, key=lambda each: each.at))
+    return Schedule(seed, is_patient, in_order, returns, operations)
 
 
-def _draw_changes(seed: int) -> tuple[tuple[float, FleetChange], ...]:
-    """What an operator asks for: nothing in half of the schedules, else up to three changes."""
-    chance = Random(f"{seed} changes")  # noqa: S311 (repeatable chance is the point)
+def _draw_operations(seed: int) -> tuple[Operation, ...]:
+    """What an operator asks for: nothing in half of the schedules, else up to four things."""
+    chance = Random(f"{seed} operations")  # noqa: S311 (repeatable chance is the point)
     if chance.random() < 0.5:
         return ()
-    devices = chance.sample(range(len(DEVICES)), 3)
+    devices, edge = iter(chance.sample(range(len(DEVICES)), len(DEVICES))), NEW_EDGE.number
+    old = iter(chance.sample(range(len(EDGES)), 2))  # a majority of those that were there first may leave
+    added = {"what": "add edge", "edge": edge}
+    # Each with what it asks for; no two of them need the same edge server or device.
+    kinds: list[Callable[[], list[dict[str, object]]]] = [
+        lambda: [_move(chance, next(devices))],
+        lambda: [{"what": "remove device", "device": (next(devices),)}],
+        lambda: [
+            {"what": "add device", "device": (NEW_DEVICE.number,), "edge": chance.randrange(len(EDGES))}
+        ],
+        lambda: [{"what": "extend", "rounds": chance.randint(1, 2)}],
+        lambda: [{"what": "drain edge", "edge": chance.randrange(len(EDGES))}],
+        lambda: [{"what": "pause"}, {"what": "resume"}],
+        lambda: [added, {"what": "move device", "device": (next(devices),), "edge": edge}],
+        lambda: [added, {"what": "remove edge", "edge": next(old)}],
+        lambda: [{"what": "remove edge", "edge": next(old)}],
+    ]
     found = []
-    for number, device in enumerate(devices[: chance.randint(1, 3)]):
-        away = chance.choice([i for i in range(len(EDGES)) if i != device // 2])
-        fields: dict[str, Any] = chance.choice(
-            (
-                {"what": "move device", "device": (device,), "edge": away},
-                {"what": "remove device", "device": (device,)},
-                {"what": "extend", "rounds": 1},
-            )
-        )
-        change = FleetChange(1, ticket=f"{seed} {number}", **fields)
-        found.append((round(chance.uniform(0, LAST_FAULT_SECONDS), 3), change))
-    return tuple(found)
+    for number, make in enumerate(chance.sample(kinds, chance.randint(1, 4))):
+        asked = make()
+        changes = [FleetChange(1, ticket=f"{seed} {number} {i}", **each) for i, each in enumerate(asked)]  # type: ignore[arg-type]
+        found.append(Operation(round(chance.uniform(0, LAST_FAULT_SECONDS), 3), tuple(changes)))
+    return tuple(sorted(found, key=lambda each: each.at))
 
 
-def _draw_fault(chance: Random) -> Fault:
+def _move(chance: Random, device: int) -> dict[str, object]:
+    away = chance.choice([i for i in range(len(EDGES)) if i != device // 2])
+    return {"what": "move device", "device": (device,), "edge": away}
+
+
+def _draw_fault(chance: Random, edges: tuple[Identity, ...]) -> Fault:
     kind = chance.choice(KINDS)
     method = chance.choice(MOMENTS) if chance.random() < 0.6 else ""
     whom = chance.choice(("edge", "edge", "any", "edges", "everybody")) if kind == "outage" else "any"
     members = {
-        "edge": (chance.choice(EDGES),),
-        "any": tuple(chance.sample(EDGES + DEVICES, 2) if chance.random() < 0.3 else chance.sample(EDGES, 2)),
-        "edges": EDGES,
-        "everybody": EDGES + DEVICES,
+        "edge": (chance.choice(edges),),
+        "any": tuple(chance.sample(edges + DEVICES, 2) if chance.random() < 0.3 else chance.sample(edges, 2)),
+        "edges": edges,
+        "everybody": edges + DEVICES,
     }[whom]
     if method and whom == "any" and chance.random() < 0.7:
         members = ()

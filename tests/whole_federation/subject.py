@@ -16,14 +16,21 @@ HOME = Path("/nowhere")
 
 
 @cache
-def experiment(*, is_patient: bool) -> Experiment:
+def experiment(*, is_patient: bool, returns: bool = False) -> Experiment:
     """The tiny experiment; devices take seconds for an edge round, as in the world."""
     waits = {"round_seconds": 20.0, "gossip_seconds": 8.0, "gone_seconds": 6.0, "join_seconds": 60.0}
     if is_patient:
         waits = dict.fromkeys(waits, 300.0)  # no fault lasts so long
     rounds = {"rounds": {"global": 3, "edge": 2, "local": 2}, "scheme": {"name": "hcef_plus"}}
+    fail_over = "return" if returns else "stay"
     return deployed(
-        rounds, **waits, election_seconds=1.5, linger_seconds=150.0, give_up_seconds=400.0, time_scale=0.02
+        rounds,
+        **waits,
+        fail_over=fail_over,
+        election_seconds=1.5,
+        linger_seconds=150.0,
+        give_up_seconds=400.0,
+        time_scale=0.02,
     )
 
 

@@ -3,10 +3,10 @@
 A planner is a generator (`Exchange`). It yields questions, all of one message, and is sent an answer to each.
 It does not know who answers: a fleet in the same process (`answer_locally`), or edge servers that each answer
 for their own devices. Every array of an answer has clusters as its last axis. A cluster's column is the same
-whoever computes it, so the answers of several parts are their columns side by side (`join_answers`).
+wherever it is computed, so the answers of several parts are their columns side by side (`join_answers`).
 
 A question is about a place: the devices of a fleet, with less time, thinned out, or only those that are
-undecided between two prices. Whoever answers finds the devices of a place again from its description.
+undecided between two prices. A part that answers finds the devices of a place again from its description.
 """
 
 from collections.abc import Callable, Generator, Sequence

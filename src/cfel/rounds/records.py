@@ -183,11 +183,14 @@ def measure_each(world: World, devices: Sequence[int], values: Sequence[FloatArr
 
 
 def mean_metric(setting: Setting, metrics: Sequence[float], clusters: Collection[int] | None = None) -> float:
-    """The edge models' metrics, in cluster order, averaged over the devices of all or some clusters."""
+    """The edge models' metrics, in cluster order, averaged over the devices of all or some clusters.
+
+    Clusters that have no devices count alike if no others are given.
+    """
     sizes = setting.fleet.sizes
     if clusters:
         there = np.isin(np.arange(len(sizes)), list(clusters))
-        sizes = np.where(there, sizes, 0)
+        sizes = np.where(there, sizes if sizes[there].any() else 1, 0)
     shares = sizes / sizes.sum()
     parts = [float(share) * metric for share, metric in zip(shares, metrics, strict=True)]
     # `fsum` raises an error where parts are infinite in both directions.

@@ -292,14 +292,21 @@ class RunDirectory:
         return tuple(number for number, _ in plan_paths(self.path))
 
     def plan(self, global_round: int, devices: int) -> PlanTable:
-        """The plan table of one global round, whose devices have numbers below `devices`."""
+        """The plan table of one global round, whose devices have numbers below `devices`.
+
+        Those that joined later, by the log, are left out.
+        """
         plan = read_plan(self.path, global_round)
-        if plan.device.max(initial=-1) >= devices:
+        if plan.device.max(initial=-1) < devices:
+            return plan
+        changes = (change for record in self.records() for change in record.changes)
+        joined = {n for change in changes if change.what == "add device" for n in change.device}
+        if not set(plan.device[plan.device >= devices].tolist()) <= joined:
             raise RunDirectoryError(
                 f"{self.path}: the plan of round {global_round} names device {plan.device.max()}, but the "
                 f"run has {plural(devices, 'device')}"
             )
-        return plan
+        return plan.keep(plan.device < devices)
 
     def checkpoint(self) -> Checkpoint | None:
         """The last complete checkpoint, or None."""

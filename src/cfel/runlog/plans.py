@@ -6,7 +6,7 @@ table.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,10 @@ class PlanTable:
             if column.shape != (rows,):
                 raise InputError(f"{name}: shape {column.shape}, but device has {rows} entries")
             object.__setattr__(self, name, column)
+
+    def keep(self, rows: NDArray[np.bool_]) -> "PlanTable":
+        """The table with these rows only."""
+        return replace(self, **{name: getattr(self, name)[rows] for name in column_names()})
 
 
 def column_names() -> tuple[str, ...]:

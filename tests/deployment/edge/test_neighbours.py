@@ -103,7 +103,7 @@ def test_a_neighbour_that_drips_is_given_up() -> None:
     async def play() -> None:
         calls = Dripping()
         models = NeighbourModels(calls, large, 1.0, PeerFaults(monotonic), InlineCompute())
-        found = await models.fetch_any_present([1, 2])
+        found = await models.fetch_any_present([1, 2], 0)
         assert found.parameters.numel() == 1_000_000
         assert calls.parts <= 4
 
@@ -119,7 +119,7 @@ def test_without_any_neighbour_there_is_no_catching_up() -> None:
 
     models = NeighbourModels(Nobody(), MODEL, 5.0, PeerFaults(monotonic), InlineCompute())
     with pytest.raises(RejectedError, match="no neighbour can be reached"):
-        asyncio.run(models.fetch_any_present([1, 2]))
+        asyncio.run(models.fetch_any_present([1, 2], 0))
 
 
 @pytest.mark.parametrize("terms", [(1, 1), (1, 2)])

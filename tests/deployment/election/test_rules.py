@@ -282,3 +282,23 @@ def test_no_leader_without_a_majority_and_one_with(size: int) -> None:
         following = {world.states[other].leader for other in world.members if other not in small}
         assert len(following) == 1
         assert following.isdisjoint({*small, None})
+
+
+def test_a_member_that_was_held_up_waits_one_heartbeat_before_it_asks_for_votes() -> None:
+    """Due at 10.7, it wakes at 11.0: heartbeats may wait to be read. Not so after 12.2, two timeouts."""
+    waiting, actions = step(member(), Tick(is_late=True), 11.0, 0.5)
+    assert (waiting.role, next_tick_at(waiting), actions) == (Role.FOLLOWER, 11.2, ())
+    assert step(waiting, Tick(), 11.2, 0.5)[0].role is Role.PRECANDIDATE
+    assert step(member(), Tick(is_late=True), 12.2, 0.5)[0].role is Role.PRECANDIDATE
+
+
+def test_a_leader_that_was_held_up_is_heard_again_before_it_steps_down() -> None:
+    """It sent heartbeats at 11.0; at 11.7 its lease of 0.6 s is over, but others wait for up to 1.1 s."""
+    assert step(elected(), Tick(), 11.7, 0.5)[0].role is Role.FOLLOWER
+    late, actions = step(elected(), Tick(is_late=True), 11.7, 0.5)
+    heartbeat = Heartbeat(1, 11.7)
+    assert actions == (Send(1, heartbeat), Send(2, heartbeat))
+    assert not is_leading(late, 11.7)
+    answered, _ = step(late, Received(1, HeartbeatReply(1, 11.7)), 11.8, 0.5)
+    assert is_leading(answered, 11.8)
+    assert step(elected(), Tick(is_late=True), 12.1, 0.5)[0].role is Role.FOLLOWER

@@ -239,9 +239,11 @@ def test_one_lying_report_does_not_end_the_run(
     (*_, honest) = play(measuring(NO_LIMIT, 3), tmp_path / "honest")
     counts: list[int] = []
 
-    def exaggerate(report: DeviceReport, order: DeviceOrder, measured: MeasurementReport) -> UploadRequest:
+    def exaggerate(
+        report: DeviceReport, order: DeviceOrder, measured: MeasurementReport, *rest: Any
+    ) -> UploadRequest:
         reported = msgspec.structs.replace(measured, **lie) if order.device == 5 else measured
-        return make_upload(report, order, reported)
+        return make_upload(report, order, reported, *rest)
 
     async def count(federation: Federation) -> None:
         await federation.finished()

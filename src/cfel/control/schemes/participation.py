@@ -35,7 +35,7 @@ UNBIASED = ("quantise", "uveqfed", "atomo")
 def draw_devices(seen: Observation, share: float, purpose: str) -> BoolArray:
     """Draws a share of the devices that are there, at least one of every cluster that has any."""
     present = seen.conditions.available
-    # Every device has its draw, whoever is there.
+    # Every device has its draw, present or not.
     draws = make_generator(seen.seed, purpose, seen.global_round, seen.edge_round).random(len(present))
     there = np.flatnonzero(present)
     ordered = there[np.lexsort((draws[there], seen.cluster[there]))]

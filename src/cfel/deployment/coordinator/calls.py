@@ -46,6 +46,8 @@ class TermCalls:
 
     Attributes:
         missing: edge servers that missed a deadline, or do not admit it, and have not answered since.
+        leaving: members that leave with a record that may be logged: they may have ended, nobody waits for
+            them.
         behind: edge servers that have not carried out the last command they got, so that the others need not
             wait for their models.
     """
@@ -63,6 +65,7 @@ class TermCalls:
         self.term, self._calls, self._is_leading = term, calls, is_leading
         self.members, self._grace_seconds = tuple(members), grace_seconds
         self.missing: set[int] = set()
+        self.leaving: frozenset[int] = frozenset()
         self.behind: set[int] = set()
         # Those whose silence has been logged, which is enough while they are asked again and again.
         self._silent: set[int] = set()
@@ -72,8 +75,8 @@ class TermCalls:
         return 2 * len(set(edges).intersection(self.members)) > len(self.members)
 
     def list_present(self) -> tuple[int, ...]:
-        """Edge servers that are neither missing nor behind nor gone."""
-        left_out = self.missing | self.behind
+        """Edge servers that are neither missing nor behind nor gone, and do not leave."""
+        left_out = self.missing | self.behind | self.leaving
         return tuple(i for i in self.members if i not in left_out and not self._is_gone(i))
 
     def find_gone(self) -> list[int]:
@@ -90,7 +93,7 @@ class TermCalls:
         """
         # What an edge server itself waits for others comes on top.
         deadline = _now() + seconds + self._grace_seconds
-        edges = list(self.members if only is None else only)
+        edges = [i for i in (self.members if only is None else only) if i not in self.leaving]
         answers = await gather_or_cancel(self._call_until(i, command, deadline) for i in edges)
         return {i: each for i, each in zip(edges, answers, strict=True) if each is not None}
 
@@ -166,14 +169,24 @@ class Handover:
     state: CoordinatorState  # to continue from
     records: tuple[ProposedRecord, ...] = ()  # the newest that each edge server has stored
 
+    def find_record(self, number: int) -> RoundRecord | None:
+        """The record of a global round in the newest earlier term, which may be logged, if there is one."""
+        earlier = [each for each in self.records if each.record.round == number]
+        return max(earlier, key=lambda each: each.term).record if earlier else None
+
     def choose_record(self, own: RoundRecord) -> RoundRecord:
-        """The record to propose: that of the newest earlier term, which may be logged, or else its own."""
-        earlier = [each for each in self.records if each.record.round == own.round]
-        if not earlier:
-            return own
-        found = max(earlier, key=lambda each: each.term)
-        _LOG.info("closes round %d with the record of an earlier coordinator", own.round)
-        return found.record
+        """The record to propose: that of an earlier term, or else its own."""
+        found = self.find_record(own.round)
+        if found is not None:
+            _LOG.info("closes round %d with the record of an earlier coordinator", own.round)
+        return found or own
+
+    def find_leaving(self) -> frozenset[int]:
+        """Edge servers that leave with the record of the round that is under way, if it may be logged."""
+        found = self.find_record(self.state.control.rounds_done + 1)
+        changes = () if found is None else found.changes
+        gone = [each.edge for each in changes if each.what == "remove edge"]
+        return frozenset(edge for edge in gone if edge is not None)
 
 
 async def take_over(edges: TermCalls, world: World, deployment: DeploymentParameters, now: float) -> Handover:

@@ -38,6 +38,7 @@ from cfel.deployment.coordinator.counting import (
     combine_scores,
     count_edge_round,
     mixing_rows,
+    note_used,
     read_scores,
 )
 from cfel.deployment.coordinator.state import (
@@ -72,7 +73,7 @@ from cfel.deployment.protocol.edge_requests import (
     StopCommand,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.errors import AllDivergedError, UnreachableError
+from cfel.errors import AllDivergedError, RejectedError, UnreachableError
 from cfel.losses import RoundLoss
 from cfel.membership import FleetChange
 from cfel.rounds.estimates import (
@@ -96,6 +97,7 @@ from cfel.rounds.kernel import (
 )
 from cfel.rounds.records import RoundScores, make_plan_table, make_record
 from cfel.rounds.totals import add_up, add_up_clusters
+from cfel.runlog import RoundRecord
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
 from cfel.world import World
@@ -128,7 +130,7 @@ class Coordinator:
         on_rejection: OnRejection,
         pending: PendingChanges,
     ) -> None:
-        self._pending = pending
+        self._pending, self._elected_by = pending, edges.members
         self._world, self._deployment, self._edges, self._host = world, deployment, edges, host
         self._number, self._on_rejection = number, on_rejection
         self._usual = usual_conditions(world.setting)
@@ -149,6 +151,7 @@ class Coordinator:
         # No state of its own: whatever the last coordinator did is known to the edge servers.
         found = await take_over(self._edges, self._world, self._deployment, self._host.time_of_day())
         state, over = self._enter(found.state), False
+        self._edges.leaving = found.find_leaving()
         self._since_last_count()
         while not over:
             if state.position[1:] == (0, 0) and not state.is_planned:
@@ -174,7 +177,7 @@ class Coordinator:
         members = self._world.membership_at(number).edges
         if self._number not in members:
             raise DeposedError(f"edge-{self._number} has left the fleet")
-        self._edges.members = members
+        self._edges.members, self._edges.leaving = members, frozenset()
         return state
 
     async def _begin_round(self, state: CoordinatorState) -> None:
@@ -217,7 +220,7 @@ class Coordinator:
         """Ends the run if nobody can train any more: rounds without any device would use it up.
 
         Raises:
-            AllDivergedError: nobody can; all edge servers that are there have been told.
+            AllDivergedError: nobody can; all edge servers that are there know it.
         """
         absent = {*state.absent_devices, *np.flatnonzero(self._without_edge_server()).tolist()}
         there = set(self._world.setting.fleet.list_members()) - absent
@@ -463,8 +466,9 @@ class Coordinator:
             losses=[*(each for finished in state.finished for each in finished.losses), *after.gossip_losses],
         )
         record = found.choose_record(record)
-        await self._edges.propose(state.position, record, self._deployment.gossip_seconds)
         world = adopt_records(self._world, [record])
+        if not self._is_agreed(record, found, world):
+            await self._edges.propose(state.position, record, self._deployment.gossip_seconds)
         ahead = world.at(record.round).setting
         over = is_over(ahead.rounds, ahead.budget, ahead.metrics[0], record)
         table = None if self._by_clusters else make_plan_table(setting, edge_rounds, control.rounds_done)
@@ -481,6 +485,15 @@ class Coordinator:
         after = replace(enter_round(world, after), started_at=self._host.time_of_day())
         return (after if over else self._enter(after)), over
 
+    def _is_agreed(self, record: RoundRecord, found: Handover, world: World) -> bool:
+        """Whether those who vote after a round have elected this coordinator, so that its record is logged.
+
+        It need not be proposed then, and cannot: of those who voted before, no majority may be left.
+        """
+        after = world.membership_at(record.round).edges
+        is_found = found.find_record(record.round) is not None
+        return is_found and self._elected_by == after != self._edges.members
+
     def _take_changes(self, state: CoordinatorState) -> World:
         """The world with the changes that were asked for, from the next round on."""
         gone = self._edges.find_gone()
@@ -491,23 +504,28 @@ class Coordinator:
                 if home in members.edges and home not in gone and home not in self._edges.missing:
                     ticket = f"device-{device} returns after round {state.position[0] + 1}"
                     back = FleetChange(1, "move device", (device,), home, ticket=ticket)
-                    self._pending.submit(self._world, back, state.position[0])
+                    try:
+                        self._pending.submit(self._world, back, state.position[0])
+                    except RejectedError as error:
+                        _LOG.info("stays where it is: %s", error)  # an operator has asked for something else
         return self._pending.take(self._world, state.control.rounds_done + 2)
 
     async def _close(self, command: CloseCommand, world: World) -> set[int]:
         """Has the record logged by all, those that leave or join with it included; returns who has done so.
 
         Edge servers come and go one at a time: before the next, a majority of the new members must know of
-        this one.
+        this one. If its own edge server leaves, it does so last: its term ends with that.
         """
-        old, new = self._edges.members, world.membership_at(command.record.round).edges
-        everybody, seconds = sorted({*old, *new}), self._deployment.gossip_seconds
+        old, seconds = self._edges.members, self._deployment.gossip_seconds
+        new = old if command.last else world.membership_at(command.record.round).edges
+        leaves = {self._number}.difference(new)
+        everybody = sorted({*old, *new} - leaves)
         confirmed = set(await self._edges.command(command, seconds, only=everybody))
         self._pending.forget(world.changes)
         while old != new and 2 * len(confirmed.intersection(new)) <= len(new):
             await asyncio.sleep(TRY_AGAIN_SECONDS)
             confirmed |= set(await self._edges.command(command, seconds, only=everybody))
-        return confirmed
+        return confirmed | set(await self._edges.command(command, seconds, only=leaves))
 
     async def _gossip(self, state: CoordinatorState, evaluates: bool) -> CoordinatorState:
         """One gossip step: all fetch models, then all mix with the weights of those that are there."""
@@ -519,6 +537,7 @@ class Coordinator:
         present = {i: each for i, each in fetched.items() if each.position >= state.position}
         setting = self._world.setting
         received = {i: each.received_from for i, each in present.items()}
+        state = note_used(state, present.values())
         at_once = setting.scheme.gossip.reach == "everybody"
         backhaul = setting.backhaul_at(*state.position)
         # Those that have mixed under an earlier coordinator used weights that the others must use, too.

@@ -28,11 +28,12 @@ from cfel.deployment.measurement.measured_rounds import (
     collect_measurements,
 )
 from cfel.deployment.measurement.plausibility import BoundedReports, ObservedWork, bound_reports
-from cfel.deployment.protocol.device_requests import MeasurementReport
+from cfel.deployment.protocol.device_requests import MOST_UNUSED, MeasurementReport
 from cfel.deployment.protocol.edge_requests import (
     DeviceEstimates,
     DeviceResult,
     EstimateAnswer,
+    FetchAnswer,
     MixAnswer,
     MixingRows,
     ModelScores,
@@ -103,6 +104,8 @@ def add_edge_round(
         estimates[result.device] = _find_newest(estimates[result.device], result)
     at, late = state.position[:2], _find_late(world, state, finished)
     used_rounds = dict.fromkeys(sorted(arrived - late), at)
+    late_rounds = {n: each for n, each in state.late_rounds.items() if n not in used_rounds}
+    late_rounds |= {n: (*late_rounds.get(n, ()), at)[-MOST_UNUSED:] for n in sorted(late)}
     # The plan is used up; a successor that finds none makes the next one.
     after = replace(
         state,
@@ -121,6 +124,7 @@ def add_edge_round(
         absent_now=(),
         measured=_add_reports(state, results),
         last_used_rounds={**state.last_used_rounds, **used_rounds},
+        late_rounds=late_rounds,
     )
     if after.measured is None or finished.measurements is None:
         return after
@@ -130,6 +134,18 @@ def add_edge_round(
         control=replace(after.control, realised=realised),
         measured=add_overhead(after.measured, outcome, finished.measurements),
     )
+
+
+def note_used(state: CoordinatorState, answers: Iterable[FetchAnswer]) -> CoordinatorState:
+    """The state with uploads that edge servers used although nobody heard of the edge round.
+
+    What they mix reaches all models; a device that moves must not send it to another edge server again.
+    """
+    used = dict(state.last_used_rounds)
+    for answer in answers:
+        for device, at in answer.last_used_rounds.items():
+            used[device] = max(at, used.get(device, at))
+    return replace(state, last_used_rounds=used)
 
 
 def add_sums(
@@ -172,7 +188,10 @@ def _find_newest(known: Estimates | None, result: DeviceResult) -> Estimates | N
 
 
 def _find_losses(state: CoordinatorState, results: Sequence[DeviceResult]) -> tuple[RoundLoss, ...]:
-    """What the simulator has to know of an edge round to repeat it: who was missing, and who had trained."""
+    """What the simulator has to know of an edge round to repeat it: who was missing, and who had trained.
+
+    It finds out by itself who missed the scheme's deadline.
+    """
     number, arrived = state.control.rounds_done + 1, {each.device for each in results}
     lost = tuple(n for n in np.flatnonzero(state.available).tolist() if n not in arrived)
     now = [RoundLoss(number, state.edge_round, state.absent_now, lost)] if state.absent_now or lost else []
@@ -180,6 +199,7 @@ def _find_losses(state: CoordinatorState, results: Sequence[DeviceResult]) -> tu
         RoundLoss(global_round + 1, edge_round, trained=(each.device,))
         for each in results
         for global_round, edge_round in each.unused
+        if (global_round, edge_round) not in state.late_rounds.get(each.device, ())
     ]
     return (*now, *earlier)
 

@@ -85,6 +85,7 @@ class CoordinatorState:
         absent_now: devices that the plan leaves out because they are not there.
         gossip_losses: gossip steps of this global round that not all took part in.
         last_used_rounds: per device, the round of its last upload that went into a model; moves with it.
+        late_rounds: per device, the rounds since then whose uploads missed the scheme's deadline.
         decision: in place of the plan, where a fleet is planned by clusters. What is known of devices is then
             with their edge servers, and everything here that has an entry per device is empty.
         decided, totals: what was decided, and came of it, in the finished edge rounds.
@@ -107,6 +108,7 @@ class CoordinatorState:
     absent_now: tuple[int, ...] = ()
     gossip_losses: tuple[RoundLoss, ...] = ()
     last_used_rounds: dict[Count, tuple[Count, Count]] = field(default_factory=dict)
+    late_rounds: dict[Count, tuple[tuple[Count, Count], ...]] = field(default_factory=dict)
     decision: Decision | None = None
     decided: tuple[Decision, ...] = ()
     totals: tuple[ClusterTotals, ...] = ()

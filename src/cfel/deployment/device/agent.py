@@ -21,7 +21,17 @@ from msgspec import structs
 
 from cfel import __version__
 from cfel.cost import realised_seconds
-from cfel.deployment.device.memory import Memory, Sent, load_memory, order_key, return_unused, save_memory
+from cfel.deployment.device.memory import (
+    Home,
+    Memory,
+    Sent,
+    load_home,
+    load_memory,
+    order_key,
+    return_unused,
+    save_home,
+    save_memory,
+)
 from cfel.deployment.edge.devices import POLL_SECONDS
 from cfel.deployment.host import DiskHealth, Host, write_until_done
 from cfel.deployment.measurement.energy_counters import EnergyCounter
@@ -109,8 +119,12 @@ class DeviceAgent:
         self._world, self._number, self._data, self._parameters = world, number, data, parameters
         self._calls, self._host = calls, host
         self._now = now = asyncio.get_running_loop().time
-        self._edge = self._home = Identity("edge", int(fleet.cluster[number]))
         self._health, self._path = DiskHealth(now), directory / "memory.bin"
+        self._home_path = directory / "home.json"
+        self._stored = load_home(host.disk, self._home_path, int(fleet.cluster[number]))
+        self._edge = self._home = Identity("edge", self._stored.edge)
+        for edge, address in self._stored.addresses.items():
+            self._know(Identity("edge", edge), address)
         self._memory = load_memory(host.disk, self._path, world.new_device)
         self._meter = SelfMeasurement(
             world, number, now, energy, self._memory.measured, enabled=parameters.measures
@@ -141,14 +155,27 @@ class DeviceAgent:
         self._edge, self._newest, self._newest_model = edge, "", ""
         self._asking, self._link = self._connect(edge)
 
-    def _follow(self, moved: Moved) -> None:
+    def _know(self, edge: Identity, address: str) -> None:
+        self._reach(edge, address)
+        if edge.number not in self._homes:
+            self._homes.append(edge.number)
+
+    async def _follow(self, moved: Moved) -> None:
         """Goes to the edge server that it belongs to."""
-        self._home = Identity("edge", moved.edge)
-        self._reach(self._home, moved.address)
-        if moved.edge not in self._homes:
-            self._homes.append(moved.edge)
-        if self._edge != self._home:
-            self._turn_to(self._home)
+        edge = Identity("edge", moved.edge)
+        self._know(edge, moved.address)
+        if self._edge != edge:
+            self._turn_to(edge)
+        await self._settle(edge, moved.address)
+
+    async def _settle(self, edge: Identity, address: str = "") -> None:
+        """Remembers where it belongs: started again, it would else ask one that may have left long ago."""
+        self._home, before = edge, self._stored
+        addresses = {**before.addresses, edge.number: address} if address else before.addresses
+        self._stored = Home(edge.number, addresses)
+        if self._stored != before:
+            write = partial(save_home, self._host.disk, self._home_path, self._stored)
+            await write_until_done(self._host.compute, self._health, "home", write)
 
     def _try_others(self) -> None:
         """Asks the next edge server, if the present one has been silent for long."""
@@ -201,7 +228,7 @@ class DeviceAgent:
                     _LOG.warning("this device does not belong to the fleet any more")
                     return
                 case Moved():
-                    self._follow(answer)
+                    await self._follow(answer)
                     # Both may be wrong about each other for a moment.
                     await asyncio.sleep(FIRST_SECONDS)
                 case NoOrder():
@@ -210,7 +237,7 @@ class DeviceAgent:
                     self._newest, self._newest_model = answer.serial, answer.model_sha256
                     self._orders.put_nowait(answer)
                 case NextOrder():
-                    self._home = self._edge
+                    await self._settle(self._edge)
                     self._newest, self._newest_model = answer.serial, answer.order.model
                     self._orders.put_nowait(answer)
 

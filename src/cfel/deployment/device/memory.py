@@ -1,7 +1,8 @@
 """What a device keeps on its disk across restarts: its algorithm's memory, residual, estimates, last upload.
 
-One file, replaced as a whole, so that state and upload always belong together. When it is written is decided
-in `agent`.
+One file, replaced as a whole, so that state and upload always belong together. A second one, `home.json`,
+says which edge server it belongs to, once that is another than in the experiment. When they are written is
+decided in `agent`.
 """
 
 import logging
@@ -17,7 +18,7 @@ from cfel.deployment import state_file
 from cfel.deployment.host import Disk
 from cfel.deployment.measurement.meters import Measurements
 from cfel.deployment.protocol.device_requests import MOST_UNUSED, Round, UploadRequest
-from cfel.deployment.protocol.messages import Body, decode, encode
+from cfel.deployment.protocol.messages import Body, Count, decode, encode
 from cfel.errors import DamagedError, RejectedError
 from cfel.learning.device import return_update
 from cfel.learning.device_messages import DeviceState, Order
@@ -127,3 +128,26 @@ def load_memory(disk: Disk, path: Path, new: DeviceState | None = None) -> Memor
     kept = {name: torch.from_numpy(np.array(each)) for name, each in tensors.items() if name != "upload"}
     residual = kept.pop("residual", None)
     return Memory(DeviceState(kept, residual, stored.estimates), stored.sent, stored.measured, stored.unused)
+
+
+class Home(msgspec.Struct, frozen=True):
+    """The edge server that a device belongs to, and addresses of those that are not in its own file."""
+
+    edge: Count
+    addresses: dict[Count, str] = {}
+
+
+def save_home(disk: Disk, path: Path, home: Home) -> None:
+    """Returns when it is on the device's disk."""
+    disk.replace(path, msgspec.json.encode(home))
+
+
+def load_home(disk: Disk, path: Path, edge: int) -> Home:
+    """The home saved last; else the edge server that it has in the experiment."""
+    if not disk.exists(path):
+        return Home(edge)
+    try:
+        return msgspec.json.decode(disk.read(path), type=Home)
+    except msgspec.DecodeError as error:
+        _LOG.warning("%s is damaged: %s; asks edge-%d where it belongs", path, error, edge)
+        return Home(edge)

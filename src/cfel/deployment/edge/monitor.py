@@ -95,6 +95,7 @@ class PeerMonitor:
             self._instance,
             self._member.state.term,
             PROTOCOL_VERSION,
+            self._server.members.voter_changes,
         )
 
     def devices(self) -> dict[int, str]:
@@ -189,7 +190,16 @@ class PeerMonitor:
         self.instances.note(number, answer.instance)
         if answer.over:
             self.over.add(number)
+        if answer.voter_changes > self._server.members.voter_changes:
+            await self._learn_from(number)
         return True
+
+    async def _learn_from(self, number: int) -> None:
+        """Learns who has joined and left while this edge server was missing: it may be no member now."""
+        try:
+            await self._server.learn_from(Identity("edge", number))
+        except DeploymentError as error:
+            _LOG.warning("edge servers have joined or left; edge-%d could not say who: %s", number, error)
 
     def _check_versions(self) -> None:
         """Ends an edge server that speaks another version than those without whom there is no majority."""

@@ -194,8 +194,10 @@ class NeighbourModels:
         found = await asyncio.gather(*(ask(number) for number in asked))
         return {i: model for i, model in zip(asked, found, strict=True) if model is not None}
 
-    async def fetch_any_present(self, candidates: Sequence[int]) -> FlatModel:
-        """The model that one of the candidates has now.
+    async def fetch_any_present(self, candidates: Sequence[int], global_round: int) -> FlatModel:
+        """The model that one of the candidates has now, if that one has reached a global round.
+
+        One that is behind itself may have used uploads that nobody else knows of.
 
         Raises:
             RejectedError: none of them can be reached.
@@ -205,6 +207,9 @@ class NeighbourModels:
                 at, model = await self.fetch_present(number)
             except (UnreachableError, RejectedError) as error:
                 _LOG.warning("cannot catch up from edge server %d: %s", number, error)
+                continue
+            if at[0] < global_round:
+                _LOG.warning("cannot catch up from edge server %d: it is at %s, behind itself", number, at)
                 continue
             _LOG.warning("caught up from edge server %d at %s", number, at)
             return model

@@ -174,10 +174,10 @@ class EdgeNode:
         for change in server.whole.changes:
             if change.what == "add edge" and change.edge is not None:
                 self._reach(Identity("edge", change.edge), change.address)
-        had_vote, members = self.member.state.electorate.has_vote, server.members
+        members = server.members
         self._contacts.change_others(i for i in members.edges if i != number)
         self.member.change_members(members.edges, members.voter_changes)
-        if had_vote and not self.member.state.electorate.has_vote:
+        if server.has_left and not self._left.is_set():
             _LOG.warning("this edge server has left the fleet")
             self._left.set()
         self._moves = {

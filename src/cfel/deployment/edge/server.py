@@ -166,6 +166,7 @@ class EdgeServer:
         self.loss = ""
         self.state = self._load(directory)
         self.log = EdgeLog(host.disk, directory, has_others=self._has_others)
+        self._heard_rounds = 0  # logged by others
         self._on_change: Callable[[], None] = lambda: None
         self._published = PublishedModels(host.disk, directory, deployment.published_models)
         self.commanded_at = asyncio.get_running_loop().time()
@@ -188,6 +189,19 @@ class EdgeServer:
         if self.log.records and self._ends(self.log.records[-1]):
             self.finished.set()
 
+    async def learn_from(self, other: Identity) -> None:
+        """Learns of changes that were logged while it was missing: it may have been removed meanwhile.
+
+        Raises:
+            DeploymentError: the other one cannot be reached, or rejects.
+        """
+        found = await self._fetch_records(other)
+        missed = [each for each in found if each.round > self.log.last_round]  # it may have grown meanwhile
+        if missed:
+            self._heard_rounds = missed[-1].round
+            self.learn((*self.log.records, *missed))
+            self._on_change()
+
     @property
     def world(self) -> World:
         """The world of the global round that it is in."""
@@ -195,13 +209,27 @@ class EdgeServer:
 
     @property
     def membership(self) -> Membership:
-        """Who belongs to the fleet in the global round that it is in."""
-        return self.whole.membership_at(self.state.position[0])
+        """Who belongs to the fleet in the global round that it is in; at the end, in the last one."""
+        return self.whole.membership_at(self._last if self.finished.is_set() else self.state.position[0])
 
     @property
     def members(self) -> Membership:
-        """Who belongs to the fleet by all that a majority has agreed on, from the next round on."""
-        return self.whole.membership_at(max(self.log.last_round, self.state.position[0]))
+        """Who belongs to the fleet by all that a majority has agreed on, from the next round on.
+
+        At the end there is no next round: nobody comes or goes any more.
+        """
+        newest = max(self.log.last_round, self._heard_rounds, self.state.position[0])
+        return self.whole.membership_at(self._last if self.finished.is_set() else newest)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has been removed, by all that a majority has agreed on."""
+        removed = any((each.what, each.edge) == ("remove edge", self.number) for each in self.whole.changes)
+        return removed and self.number not in self.members.edges
+
+    @property
+    def _last(self) -> int:
+        return max(self.log.last_round - 1, 0)
 
     @property
     def _has_others(self) -> bool:
@@ -627,14 +655,15 @@ class EdgeServer:
         await self._admit_command(caller, command)
         state, at = self.state, command.position
         if state.gossip is not None and state.has_mixed(at):
-            return FetchAnswer(state.position, (), state.gossip.rows)
+            return FetchAnswer(state.position, (), state.gossip.rows, dict(state.last_used_rounds))
         if at < state.position:
             return FetchAnswer(state.position, (), None)  # a late copy of the command: this step is over
         self._phase = "gossip"
         active = self._list_neighbours(self.world.setting.backhaul_at(*at))
         wanted = [j for j in active if j in command.present]
         models = await self._neighbours.fetch(command.term, at, wanted, state.model)
-        return FetchAnswer(self.state.position, tuple(sorted(models)), None)
+        state = self.state
+        return FetchAnswer(state.position, tuple(sorted(models)), None, dict(state.last_used_rounds))
 
     async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
         """Averages its model with others', or returns the stored answer if it has done so."""
@@ -718,7 +747,7 @@ class EdgeServer:
         """Evaluates the mean of all edge models that can be fetched, every device counting alike."""
         del caller, request
         at = self.state.position
-        # The round that has just been mixed, whoever belongs to the next one.
+        # The round that has just been mixed, with the members that it had.
         fleet = self.whole.at(max(at[0] - (at[1:] == (0, 0)), 0)).setting.fleet
         models = await self._neighbours.fetch_all_present(fleet.list_edges())
         return await self.host.compute.run(
@@ -738,11 +767,13 @@ class EdgeServer:
         if self.state.position != at:
             raise RejectedError(f"is at {self.state.position}, not at {at}")
 
-    async def _catch_up(self, at: Position, *first: int) -> None:
+    async def _catch_up(self, at: Position, *first: int, records: Sequence[RoundRecord] = ()) -> None:
         """Moves to a position that the others have reached without this edge server.
 
-        After a gossip step missed it keeps its model, as gossip among the others assumed. After a longer
-        absence its model is out of date, and it takes that of another one: those named first, or a neighbour.
+        After a gossip step missed it keeps its model, as gossip among the others assumed. It takes that of
+        another one, those named first or a neighbour, after a longer absence, when its own is out of date;
+        and if it has lost devices, also with `records` that it is about to log: they may send what is in its
+        own again, as nobody else knows of that.
 
         Raises:
             RejectedError: none of them can be reached.
@@ -752,13 +783,22 @@ class EdgeServer:
                 return
             # One gossip step behind: the others averaged as if this model had stayed the same.
             was_member = self.number in self.membership.edges
-            if not self.loss and was_member and at[0] - self.state.position[0] <= 1:
+            is_current = was_member and at[0] - self.state.position[0] <= 1
+            is_current = is_current and not self._loses_devices(at[0], records)
+            if not self.loss and is_current:
                 await self._save(replace(self.state, position=at))
                 return
             neighbours = self._list_neighbours(self.whole.at(at[0]).setting.backhaul)
             candidates = [i for i in dict.fromkeys((*first, *neighbours)) if i != self.number]
-            model = await self._neighbours.fetch_any_present(candidates)
+            model = await self._neighbours.fetch_any_present(candidates, at[0])
             await self._save(replace(self.state, position=at, model=model, previous_model=model))
+
+    def _loses_devices(self, global_round: int, records: Sequence[RoundRecord]) -> bool:
+        """Whether devices that it has now may have another edge server in a later round, or none."""
+        if any(each.round > self.log.last_round + 1 for each in records):
+            return True  # it has missed a record, which may say so
+        then = adopt_records(self.whole, records).membership_at(global_round)
+        return not set(self.membership.list_devices(self.number)) <= set(then.list_devices(self.number))
 
     async def _advance(self, state: EdgeState) -> None:
         """Takes a step: saves the new state, and lets devices fetch its model if training comes next."""
@@ -802,17 +842,18 @@ class EdgeServer:
         # The state is never behind the log: the model at the end belongs to the last record.
         # One that joins with this record takes its model when the next round begins.
         if command.last or self.number in self.whole.membership_at(command.record.round - 1).edges:
-            await self._catch_up((command.record.round, 0, 0), caller.number)
+            await self._catch_up((command.record.round, 0, 0), caller.number, records=[command.record])
         await self._fetch_missed_rounds(caller, command.record.round - 1)
         plans = command.plans or self._join_rows(command)
         await self._write("log", lambda: self.log.write(command.record, plans))
+        if command.last:
+            self.finished.set()
         self.learn([command.record])
         # While those that leave are still there.
         await self._adopt_entries(command.record.round)
         _LOG.info("%s", describe_round(self.log.records[-1], self.world.setting.metrics[0]))
         if command.last:
             _LOG.info("the experiment is over")
-            self.finished.set()
         elif self.deployment.publishes(command.record.round):
             await self.publish()
         return Confirmation()
@@ -884,10 +925,10 @@ class EdgeServer:
         last_round = missed[-1].round if missed else self.log.last_round
         await self._catch_up((last_round, 0, 0), number)
         await self._write("log", partial(self.log.append, missed, last_round))
-        self.learn(self.log.records)
-        _LOG.warning("the experiment ended with round %d while this edge server was missing", last_round)
         self.released.set()
         self.finished.set()
+        self.learn(self.log.records)
+        _LOG.warning("the experiment ended with round %d while this edge server was missing", last_round)
 
 
 def _list_results(plan: RoundPlan, answers: DeviceAnswers[DeviceReport]) -> tuple[DeviceResult, ...]:

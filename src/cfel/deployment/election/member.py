@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from cfel.deployment.election import rules
@@ -29,8 +29,7 @@ from cfel.deployment.election.rules import (
 )
 from cfel.deployment.host import Disk, DiskHealth, Host, wait_longer
 from cfel.deployment.protocol.calls import Calls, Endpoint, serve
-from cfel.deployment.protocol.device_requests import Confirmation
-from cfel.deployment.protocol.edge_requests import ElectionRequest
+from cfel.deployment.protocol.edge_requests import ElectionAnswer, ElectionRequest
 from cfel.deployment.security.identity import Identity
 from cfel.errors import (
     DamagedError,
@@ -163,7 +162,7 @@ class Member:
     def resign(self, term: int, rest_seconds: float) -> None:
         """Steps down as leader of `term`, if it still is, and asks for no votes for a while."""
         if self.state.term == term:
-            self._step(Resign(rest_seconds))
+            self._send_all(self._step(Resign(rest_seconds)))
             self._woken.set()
 
     async def admit(self, caller: Identity, term: int, wait_seconds: float) -> None:
@@ -199,39 +198,49 @@ class Member:
             if self._recovery is not None:
                 await self._woken.wait()
                 continue
-            wait = max(0.0, rules.next_tick_at(self.state) - _now())
+            due = rules.next_tick_at(self.state)
             try:
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(max(0.0, due - _now())):
                     await self._woken.wait()
             except TimeoutError:
-                if self._try_step(Tick()):
-                    waits = wait_longer()
-                else:
+                sends = self._try_step(
+                    Tick(_now() > due + self.state.electorate.timing.heartbeat_seconds / 2)
+                )
+                if sends is None:
                     await asyncio.sleep(next(waits))
+                    continue
+                waits = wait_longer()
+                self._send_all(sends)
 
-    async def receive(self, caller: Identity, request: ElectionRequest) -> Confirmation:
+    async def receive(self, caller: Identity, request: ElectionRequest) -> ElectionAnswer:
         """Handles a message from another member; one that cannot be handled is lost, as on the network."""
+        sends = self._handle(caller.number, request.message)
+        replies = [each for each in sends if request.takes_reply and each.receiver == caller.number]
+        self._send_all(each for each in sends if each not in replies)
+        return ElectionAnswer(replies[0].message if replies else None)
+
+    def _handle(self, sender: int, message: ElectionMessage) -> Sequence[Send]:
+        """Takes the step that a message from another member leads to; returns what to send then."""
         if self._recovery is not None:
-            return Confirmation()
+            return ()
         try:
-            self._try_step(Received(caller.number, request.message))
+            return self._try_step(Received(sender, message)) or ()
         except InputError as error:
-            self._on_fault(caller.number, f"sent a message of the election that is not used: {error}")
+            self._on_fault(sender, f"sent a message of the election that is not used: {error}")
             raise RejectedError(str(error)) from error
         finally:
             self._woken.set()
-        return Confirmation()
 
-    def _try_step(self, event: Event) -> bool:
-        """Takes a step; False if its vote could not be stored, so that nothing happened."""
+    def _try_step(self, event: Event) -> Sequence[Send] | None:
+        """Takes a step; None if its vote could not be stored, so that nothing happened."""
         try:
-            self._step(event)
+            return self._step(event)
         except DiskError as error:
             self._health.note_failure("vote", error)
-            return False
-        return True
+            return None
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: Event) -> Sequence[Send]:
+        """Takes a step; returns what to send."""
         after, actions = rules.step(self.state, event, _now(), self._host.random.random())
         for action in actions:
             if isinstance(action, Persist):
@@ -239,16 +248,18 @@ class Member:
                 self._save(action.vote)
         self.state = after
         for action in actions:
-            match action:
-                case Send(receiver, message):
-                    task = asyncio.create_task(self._send(receiver, message))
-                    self._sending.add(task)
-                    task.add_done_callback(self._sending.discard)
-                case LeaderChanged(term, leader):
-                    _LOG.info("term %d: leader %s", term, leader)
-                    self.leader_changes += leader is not None
-                    self._add_change(term, leader)
-                    self._on_leader(term, leader)
+            if isinstance(action, LeaderChanged):
+                _LOG.info("term %d: leader %s", action.term, action.leader)
+                self.leader_changes += action.leader is not None
+                self._add_change(action.term, action.leader)
+                self._on_leader(action.term, action.leader)
+        return [action for action in actions if isinstance(action, Send)]
+
+    def _send_all(self, sends: Iterable[Send]) -> None:
+        for each in sends:
+            task = asyncio.create_task(self._send(each.receiver, each.message))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
 
     def _save(self, vote: Vote) -> None:
         save_vote(self._host.disk, self._path, self.state.electorate.member, vote)
@@ -272,8 +283,11 @@ class Member:
 
     async def _send(self, receiver: int, message: ElectionMessage) -> None:
         seconds = self.state.electorate.timing.timeout_seconds[0]
+        request = ElectionRequest(message, takes_reply=True)
         try:
-            await self._calls.call(Identity("edge", receiver), ElectionRequest(message), seconds)
+            answer = await self._calls.call(Identity("edge", receiver), request, seconds)
+            if answer.reply is not None:
+                self._send_all(self._handle(receiver, answer.reply))
         except (UnreachableError, RejectedError) as error:
             _LOG.debug("message to edge server %d lost: %s", receiver, error)
 

@@ -84,7 +84,7 @@ class Electorate:
     """Who votes, seen by one member.
 
     Members come and go one at a time, and the next change waits until a majority of the members after this
-    one knows of it. So two majorities, of electorates one change apart, share a member; and whoever knows of
+    one knows of it. So two majorities, of electorates one change apart, share a member. One that knows of
     fewer changes than a majority gets no majority of votes, because a vote is not given to such a candidate.
     """
 
@@ -177,6 +177,8 @@ ElectionMessage = VoteRequest | VoteReply | Heartbeat | HeartbeatReply
 class Tick:
     """Time has passed; due at `next_tick_at`, harmless at any other time."""
 
+    is_late: bool = False  # whether this process was held up, so that it may not have read what others sent
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -265,8 +267,8 @@ def step(
         InputError: a message came from this member itself, or its term is out of reach.
     """
     match event:
-        case Tick():
-            after, sends = _on_tick(state, now, draw)
+        case Tick(is_late):
+            after, sends = _on_late_tick(state, now, draw) if is_late else _on_tick(state, now, draw)
         case Resign(rest_seconds):
             after, sends = _resign(state, rest_seconds, now, draw), []
         case Received(sender, message):
@@ -317,6 +319,26 @@ def _on_tick(state: ElectionState, now: float, draw: float) -> Transition:
     if not state.electorate.has_vote:
         return replace(state, deadline=now + _pick_between(state.electorate.timing.timeout_seconds, draw)), []
     return _become_precandidate(state, now, draw)
+
+
+def _on_late_tick(state: ElectionState, now: float, draw: float) -> Transition:
+    """What others sent meanwhile has not been read: this process has been silent, and not they.
+
+    Neither rule holds for long. Others elect another leader, and where all processes are late all the time,
+    somebody has to lead, too.
+    """
+    timing = state.electorate.timing
+    if state.role is Role.LEADER and now < _last_sent_at(state) + timing.timeout_seconds[1]:
+        # Heard again before the others ask for votes. Until they answer, `is_leading` is false.
+        return _send_heartbeats(replace(state, asked_at=now), now)
+    if state.role is not Role.LEADER and now < state.heard_at + 2 * timing.timeout_seconds[1]:
+        return replace(state, deadline=now + timing.heartbeat_seconds), []
+    return _on_tick(state, now, draw)
+
+
+def _last_sent_at(state: ElectionState) -> float:
+    """When a leader sent its last heartbeats."""
+    return state.deadline - state.electorate.timing.heartbeat_seconds
 
 
 def _resign(state: ElectionState, rest_seconds: float, now: float, draw: float) -> ElectionState:

@@ -287,6 +287,8 @@ class FetchAnswer(msgspec.Struct, frozen=True):
     position: Position  # where it is
     received_from: tuple[Count, ...]  # numbers of the edge servers
     rows: MixingRows | None  # the matrix it has already mixed with, or None
+    # Per device, the round of its last upload that went into this model. The coordinator may not have heard.
+    last_used_rounds: dict[Count, Round] = {}
 
 
 class FetchCommand(Command[FetchAnswer], frozen=True):
@@ -408,6 +410,7 @@ class HelloAnswer(msgspec.Struct, frozen=True):
     instance: Instance = ""  # drawn when its process started
     term: Count = 0  # the newest that it knows
     protocol: Count = 6  # newest version of the protocol that it speaks; nodes of version 6 do not say
+    voter_changes: Count = 0  # how often edge servers have joined or left, as far as it knows
 
     def __post_init__(self) -> None:
         for device, state in self.devices.items():
@@ -424,12 +427,19 @@ class HelloRequest(Request[HelloAnswer], frozen=True):
     instance: Instance = ""  # drawn when the caller's process started
 
 
-class ElectionRequest(Request[Confirmation], frozen=True):
+class ElectionAnswer(msgspec.Struct, frozen=True):
+    """The receiver's own message, if the caller takes it here."""
+
+    reply: ElectionMessage | None = None
+
+
+class ElectionRequest(Request[ElectionAnswer], frozen=True):
     """Brings a message of the election."""
 
     method: ClassVar[str] = "election"
     callers = ("edge",)
     message: ElectionMessage
+    takes_reply: bool = False  # in the answer; else it comes in a call of its own
 
 
 class ChangeAnswer(msgspec.Struct, frozen=True):

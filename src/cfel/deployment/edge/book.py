@@ -9,7 +9,7 @@ belong to other edge servers are empty.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from cfel.deployment.measurement.measured_rounds import (
     apply_reports,
 )
 from cfel.deployment.measurement.plausibility import BoundedReports, bound_reports, usual_conditions
-from cfel.deployment.protocol.device_requests import MeasurementReport
+from cfel.deployment.protocol.device_requests import MeasurementReport, Round
 from cfel.deployment.protocol.edge_requests import DeviceEntry, DeviceEstimates, DeviceResult
 from cfel.learning.local.estimates import Estimates, refresh_estimates
 from cfel.rounds.estimates import note_influence, view_estimates
@@ -44,6 +44,52 @@ Value = TypeVar("Value")
 
 Book = Mapping[int, DeviceEntry]
 """By device."""
+
+
+class Stay(NamedTuple):
+    """Since when a device belongs to an edge server, and to which one it belonged before."""
+
+    came_from: int
+    first_round: int
+
+
+def find_stays(world: World, number: int, global_round: int, book: Book) -> dict[int, Stay]:
+    """The devices of an edge server in a global round that it has to ask others about.
+
+    They have come from another one, and what it knows of them is from before.
+    """
+    eras = [each for each in world.eras if each.first_round <= global_round]
+    stays = {}
+    for n in eras[-1].membership.list_devices(number):
+        before = [i for i, each in enumerate(eras) if n < len(each.membership.edge_of)]
+        before = [i for i in before if eras[i].membership.edge_of[n] != number]
+        if before:
+            stay = Stay(eras[before[-1]].membership.edge_of[n], eras[before[-1] + 1].first_round)
+            if n not in book or book[n].at[0] < stay.first_round:
+                stays[n] = stay
+    return stays
+
+
+def adopt_entries(
+    book: Book, stays: Mapping[int, Stay], found: Mapping[int, Mapping[int, DeviceEntry]]
+) -> Book:
+    """The book with what others know of devices that have come, by edge server.
+
+    The one that had a device before knows all of it. Others may know an upload of it, and are asked again.
+    """
+    adopted = {}
+    for n, stay in stays.items():
+        known = [each[n] for each in (book, *found.values()) if n in each]
+        newest = max(known, key=lambda each: each.at, default=DeviceEntry())
+        used = max((each.last_used_round for each in known if each.last_used_round), default=None)
+        at = (stay.first_round, 0) if stay.came_from in found else newest.at
+        adopted[n] = replace(newest, at=at, last_used_round=used)
+    return {**book, **adopted}
+
+
+def list_used_rounds(book: Book) -> dict[int, Round]:
+    """By device, the round of its last upload that went into a model, where others said so."""
+    return {n: each.last_used_round for n, each in book.items() if each.last_used_round is not None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +181,6 @@ class CarriedOut:
         at: which one.
         plan: what devices were asked, and `asked` which ones.
         results: of those whose uploads arrived, by device.
-        late: whose uploads went into no model.
         connected: devices that are there.
         seconds: how long the edge server waited.
     """
@@ -144,7 +189,6 @@ class CarriedOut:
     plan: RoundPlan
     asked: BoolArray
     results: Sequence[DeviceResult]
-    late: Collection[int]
     connected: Collection[int]
     seconds: float
 
@@ -183,7 +227,6 @@ def note_round(
             loss=outcome.losses.get(n, before.loss),
             is_absent=False,
             report=result.measured or before.report,
-            last_used_round=before.last_used_round if n in done.late else done.at[:2],
         )
     present = outcome.conditions.available.copy()
     present[list(took_part)] = True

@@ -39,15 +39,18 @@ from cfel.deployment.coordinator.state import (
 from cfel.deployment.edge.book import (
     CarriedOut,
     RoundView,
+    adopt_entries,
     bound_measurements,
+    find_stays,
     join_rows,
     list_estimates,
+    list_used_rounds,
     note_estimates,
     note_round,
     view_round,
 )
 from cfel.deployment.edge.devices import DeviceAnswers, DeviceService
-from cfel.deployment.edge.neighbours import NeighbourModels
+from cfel.deployment.edge.neighbours import NeighbourModels, merge_rounds
 from cfel.deployment.edge.storage import EdgeDisk, EdgeLog, EdgeState
 from cfel.deployment.host import DiskHealth, Host, write_until_done
 from cfel.deployment.measurement.plausibility import Doubts
@@ -338,10 +341,13 @@ class EdgeServer:
         async with self._busy:
             if self.state.position < command.position:
                 model = found[command.model_of]
-                await self._save(
-                    replace(self.state, position=command.position, model=model, previous_model=model)
-                )
+                await self._save(self._take_model(command.position, model))
         return Confirmation()
+
+    def _take_model(self, at: Position, model: FlatModel) -> EdgeState:
+        """Its state at a position, with another edge server's model."""
+        used = merge_rounds(self.state.last_used_rounds, self._neighbours.last_used_rounds)
+        return replace(self.state, position=at, model=model, previous_model=model, last_used_rounds=used)
 
     # Its own devices, where a fleet is planned by clusters
 
@@ -350,45 +356,31 @@ class EdgeServer:
         return self.whole.setting.by_clusters
 
     async def give_entries(self, caller: Identity, request: EntriesRequest) -> EntriesAnswer:
-        """What it knows of devices that have left it."""
+        """What it knows of devices that another edge server has now."""
         del caller
         book, used = self.state.book, self.state.last_used_rounds
+        known = {n: book.get(n, DeviceEntry()) for n in request.devices if n in book or n in used}
         return EntriesAnswer(
             {
-                n: replace(book[n], last_used_round=_latest(book[n].last_used_round, used.get(n)))
-                for n in request.devices
-                if n in book
+                n: replace(each, last_used_round=_latest(each.last_used_round, used.get(n)))
+                for n, each in known.items()
             }
         )
 
     async def _adopt_entries(self, number: int) -> None:
-        """Fetches what is known of devices that have come with a global round from their old edge servers."""
+        """Fetches what is known of devices that have come to it, from the edge servers that had them."""
         if not self._by_clusters or number <= self._adopted:
             return
-        before, now = (self.whole.membership_at(each) for each in (number - 1, number))
-        homes = {n: before.edge_of[n] for n in now.list_devices(self.number) if n < len(before.edge_of)}
-        found: dict[int, DeviceEntry] = {}
-        for home in sorted(set(homes.values()) - {self.number}):
-            devices = tuple(n for n, each in homes.items() if each == home)
-            try:
-                request, seconds = EntriesRequest(devices), self.deployment.gossip_seconds
-                found |= (await self._calls.call(Identity("edge", home), request, seconds)).entries
-            except (RejectedError, UnreachableError) as error:
-                _LOG.warning("devices %s come without what is known of them: %s", list(devices), error)
-        book = self.state.book
-        newer = {n: each for n, each in found.items() if n not in book or each.at > book[n].at}
-        if newer:
+        stays = find_stays(self.whole, self.number, number, self.state.book)
+        if stays:
+            members = self.whole.membership_at(number).edges
+            found = await self._neighbours.fetch_entries(
+                {n: each.came_from for n, each in stays.items()}, members
+            )
             async with self._busy:
-                used = {n: each.last_used_round for n, each in newer.items() if each.last_used_round}
-                state = self.state
-                await self._save(
-                    replace(
-                        state,
-                        book={**state.book, **newer},
-                        last_used_rounds={**state.last_used_rounds, **used},
-                    )
-                )
-        self._adopted = number
+                await self._save(replace(self.state, book=adopt_entries(self.state.book, stays, found)))
+        if not find_stays(self.whole, self.number, number, self.state.book):
+            self._adopted = number
 
     def _view_round(self, at: Position) -> RoundView:
         """What it sees of its devices before an edge round; the same until its book changes."""
@@ -578,6 +570,7 @@ class EdgeServer:
             orders = self._make_orders(at, available, plan, rate)
             # A device that has moved here was used by another edge server before.
             moved = coordinator_state.last_used_rounds
+            moved = merge_rounds(moved, list_used_rounds(state.book))
             latest = {n: _latest(state.last_used_rounds.get(n), moved.get(n)) for n in orders}
             used_rounds = {n: each for n, each in latest.items() if each is not None}
             answers = await self._devices.collect_reports(orders, used_rounds)
@@ -592,7 +585,7 @@ class EdgeServer:
             results = _list_results(plan, answers)
             answer = PlanAnswer(results, plannable, answers.seconds, answers.diverged)
             if view is not None:
-                done = CarriedOut(at, plan, np.array(available), results, late, plannable, answers.seconds)
+                done = CarriedOut(at, plan, np.array(available), results, plannable, answers.seconds)
                 state, sums = await self.host.compute.run(partial(self._note_round, state, done, view))
                 counts = self._count_orders(len(orders), len(results), answers.diverged)
                 sums = msgspec.structs.replace(sums, counts=counts)
@@ -655,15 +648,19 @@ class EdgeServer:
         await self._admit_command(caller, command)
         state, at = self.state, command.position
         if state.gossip is not None and state.has_mixed(at):
-            return FetchAnswer(state.position, (), state.gossip.rows, dict(state.last_used_rounds))
+            return FetchAnswer(state.position, (), state.gossip.rows, self._used_rounds(by_clusters=False))
         if at < state.position:
             return FetchAnswer(state.position, (), None)  # a late copy of the command: this step is over
         self._phase = "gossip"
         active = self._list_neighbours(self.world.setting.backhaul_at(*at))
         wanted = [j for j in active if j in command.present]
         models = await self._neighbours.fetch(command.term, at, wanted, state.model)
-        state = self.state
-        return FetchAnswer(state.position, tuple(sorted(models)), None, dict(state.last_used_rounds))
+        used = self._used_rounds(by_clusters=False)
+        return FetchAnswer(self.state.position, tuple(sorted(models)), None, used)
+
+    def _used_rounds(self, *, by_clusters: bool) -> dict[int, Round]:
+        """Per device, its last upload in the model here: for those that get the model, or the coordinator."""
+        return dict(self.state.last_used_rounds) if self._by_clusters == by_clusters else {}
 
     async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
         """Averages its model with others', or returns the stored answer if it has done so."""
@@ -690,6 +687,7 @@ class EdgeServer:
                 position=after_gossip_step(self.world, at),
                 model=mixed,
                 previous_model=state.model,
+                last_used_rounds=merge_rounds(state.last_used_rounds, self._neighbours.last_used_rounds),
                 gossip=answer,
                 coordinator_state=command.state,
             )
@@ -734,7 +732,8 @@ class EdgeServer:
         if request.sha256 not in (None, encoded.sha256):
             raise RejectedError(f"is at {state.position}, and has another model by now")
         part = await self._models.part(encoded, request.offset, request.most_bytes)
-        return PeerModelAnswer(state.position, encoded.sha256, part)
+        used = {} if request.offset else self._used_rounds(by_clusters=True)
+        return PeerModelAnswer(state.position, encoded.sha256, part, used)
 
     def _choose_model(self, at: Position | None) -> FlatModel:
         if at is None or self.state.position == at:
@@ -791,7 +790,7 @@ class EdgeServer:
             neighbours = self._list_neighbours(self.whole.at(at[0]).setting.backhaul)
             candidates = [i for i in dict.fromkeys((*first, *neighbours)) if i != self.number]
             model = await self._neighbours.fetch_any_present(candidates, at[0])
-            await self._save(replace(self.state, position=at, model=model, previous_model=model))
+            await self._save(self._take_model(at, model))
 
     def _loses_devices(self, global_round: int, records: Sequence[RoundRecord]) -> bool:
         """Whether devices that it has now may have another edge server in a later round, or none."""

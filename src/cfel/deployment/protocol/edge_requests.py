@@ -121,7 +121,7 @@ class DeviceEntry:
         is_absent: it missed its last order and was not connected any more.
         report: its newest measurements, where conditions are measured.
         account: its joules, as it reported them.
-        last_used_round: of its last upload that went into a model.
+        last_used_round: of its last upload that went into a model of another edge server.
     """
 
     at: Round = (0, 0)
@@ -136,13 +136,13 @@ class DeviceEntry:
 
 
 class EntriesAnswer(msgspec.Struct, frozen=True):
-    """What an edge server knows of devices that have left it."""
+    """What an edge server knows of devices that were its own, or whose uploads are in its model."""
 
     entries: dict[Count, DeviceEntry]  # by device
 
 
 class EntriesRequest(Request[EntriesAnswer], frozen=True):
-    """Asks the edge server that devices have left what it knows of them."""
+    """Asks what an edge server knows of devices that have come to the caller."""
 
     method: ClassVar[str] = "entries"
     callers = ("edge",)
@@ -373,6 +373,9 @@ class PeerModelAnswer(msgspec.Struct, frozen=True):
     position: Position  # where the edge server is
     sha256: Digest  # of the whole model
     model: Body  # the part
+    # With the first part, where a fleet is planned by clusters: per device, the round of its last upload that
+    # went into this model. Elsewhere the coordinator knows.
+    last_used_rounds: dict[Count, Round] = {}
 
 
 class PeerModelRequest(Request[PeerModelAnswer], frozen=True):

@@ -301,7 +301,7 @@ def _name_devices(node: EdgeNode, request: Any, answer: Any) -> Any:
         return msgspec.structs.replace(answer, devices=(None,) * answer.counts.answered)
     if not isinstance(answer, PlanAnswer) or answer.sums is None:
         return answer
-    rows = node.server.state.rows[request.position]
+    rows = node.server.state.own_rounds[request.position].rows
     used = [DeviceResult(n, 1.0, 1.0, 1.0, 0, 0, 0.0, None) for n in rows.device.tolist()]
     return msgspec.structs.replace(answer, devices=tuple(used))
 

@@ -13,12 +13,12 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cfel.deployment.coordinator.changes import adopt_records
 from cfel.deployment.edge.book import join_rows
-from cfel.deployment.edge.storage import EdgeDisk
+from cfel.deployment.edge.storage import EdgeDisk, read_losses
 from cfel.deployment.fleet_limit import check_fleet_size
 from cfel.deployment.host import RealDisk
 from cfel.deployment.node import Node
@@ -236,6 +236,9 @@ class LogMerger:
         if tables and self._world.setting.by_clusters:
             # Each edge server has logged its own devices.
             tables = [join_rows(record.round, tables)]
+        lost = [loss for node in self._logs for loss in read_losses(RealDisk(), node, record.round)]
+        if lost:
+            record = replace(record, losses=(*record.losses, *lost))
         self._writer.append(record, tables[0] if tables else None)
         # Only now: the disk may have been full, and the round is to be appended later.
         self._last = self._found.pop(record.round)

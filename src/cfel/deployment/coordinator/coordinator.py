@@ -271,7 +271,8 @@ class Coordinator:
             found = await asked.plan(state)
         used = find_used(setting.schedule_by, found.observation)
         control = replace(state.control, scheme=found.state)
-        return replace(state, decision=found.decision, control=control, used=used)
+        asked_edges = tuple(sorted(asked.present))
+        return replace(state, decision=found.decision, asked=asked_edges, control=control, used=used)
 
     async def _is_anybody_connected(self) -> bool:
         answers = await self._edges.ask_once(NewestRequest(self._edges.term), QUICK_SECONDS)

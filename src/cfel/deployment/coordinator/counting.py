@@ -166,8 +166,10 @@ def add_sums(
         edge_round=state.edge_round + 1,
         step=0,
         decision=None,
+        asked=(),
         decided=(*state.decided, decided),
         totals=(*state.totals, totals),
+        gossip_losses=(*state.gossip_losses, *_find_lost_clusters(world, state, sums.keys())),
     )
     if state.measured is None:
         return after
@@ -178,6 +180,24 @@ def add_sums(
         control=replace(control, realised=advance_by(state.control.realised, totals.realised, passed)),
         measured=add_rest(state.measured, passed, slowest),
     )
+
+
+def _find_lost_clusters(world: World, state: CoordinatorState, counted: Collection[int]) -> list[RoundLoss]:
+    """What the simulator has to know of edge servers that were not asked, or have not answered.
+
+    What the others have lost is in their own logs.
+    """
+    fleet, number = world.setting.fleet, state.control.rounds_done + 1
+    members, edges = fleet.list_members(), fleet.list_edges()
+    absent = [i for i in edges if i not in state.asked]
+    lost = [i for i in state.asked if i not in counted]
+    if not absent and not lost:
+        return []
+
+    def list_devices(clusters: Sequence[int]) -> tuple[int, ...]:
+        return tuple(n for n in members if fleet.cluster[n] in clusters)
+
+    return [RoundLoss(number, state.edge_round, list_devices(absent), list_devices(lost))]
 
 
 def _find_newest(known: Estimates | None, result: DeviceResult) -> Estimates | None:

@@ -83,11 +83,13 @@ class CoordinatorState:
         changes: all changes of the fleet that a majority has agreed on, those of the experiment file
             included.
         absent_now: devices that the plan leaves out because they are not there.
-        gossip_losses: gossip steps of this global round that not all took part in.
+        gossip_losses: gossip steps of this global round that not all took part in; edge rounds, too, where a
+            fleet is planned by clusters.
         last_used_rounds: per device, the round of its last upload that went into a model; moves with it.
         late_rounds: per device, the rounds since then whose uploads missed the scheme's deadline.
         decision: in place of the plan, where a fleet is planned by clusters. What is known of devices is then
             with their edge servers, and everything here that has an entry per device is empty.
+        asked: edge servers that it was made with; the others' devices do not take part.
         decided, totals: what was decided, and came of it, in the finished edge rounds.
     """
 
@@ -110,6 +112,7 @@ class CoordinatorState:
     last_used_rounds: dict[Count, tuple[Count, Count]] = field(default_factory=dict)
     late_rounds: dict[Count, tuple[tuple[Count, Count], ...]] = field(default_factory=dict)
     decision: Decision | None = None
+    asked: tuple[Count, ...] = ()
     decided: tuple[Decision, ...] = ()
     totals: tuple[ClusterTotals, ...] = ()
 

@@ -31,6 +31,7 @@ from cfel.deployment.measurement.plausibility import BoundedReports, bound_repor
 from cfel.deployment.protocol.device_requests import MeasurementReport, Round
 from cfel.deployment.protocol.edge_requests import DeviceEntry, DeviceEstimates, DeviceResult
 from cfel.learning.local.estimates import Estimates, refresh_estimates
+from cfel.losses import RoundLoss
 from cfel.rounds.estimates import note_influence, view_estimates
 from cfel.rounds.kernel import ControlState, DeviceWork, EdgeRoundOutcome, observe
 from cfel.rounds.records import make_plan_table
@@ -100,11 +101,13 @@ class RoundView:
         conditions: of its devices that may take part.
         control: what they have spent, and their habits.
         clusters: answers for them.
+        absent: devices that could take part, and are not there or in quarantine.
     """
 
     conditions: Conditions
     control: ControlState
     clusters: Clusters
+    absent: tuple[int, ...]
 
     def settle(self, decision: Decision) -> RoundPlan:
         """The plan of its devices."""
@@ -127,16 +130,16 @@ def view_round(
     setting, devices = world.setting, world.setting.fleet.devices
     control = _collect_control(world, book, at[0])
     now = setting.conditions(*at[:2], control.spent_joules)
-    others = setting.fleet.cluster != number
-    absent = [n for n in range(devices) if n in left_out or (n in book and book[n].is_absent)]
-    others[absent] = True
-    now = now.without(others)
+    now = now.without(setting.fleet.cluster != number)
+    absent = np.zeros(devices, dtype=bool)
+    absent[[*left_out, *(n for n, entry in book.items() if entry.is_absent)]] = True
+    missing, now = np.flatnonzero(now.available & absent).tolist(), now.without(absent)
     if measures:
         now = apply_reports(list_reports(book, devices), now)
     known = list_estimates(book, devices)
     estimates = view_estimates(setting, control, known, now.available)
     observation = observe(setting, control, at[1], now, estimates)
-    return RoundView(now, control, Clusters(observation))
+    return RoundView(now, control, Clusters(observation), tuple(missing))
 
 
 def _collect_control(world: World, book: Book, rounds_done: int) -> ControlState:
@@ -194,11 +197,19 @@ class CarriedOut:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class OwnRound:
+    """What an edge server logs of an edge round of its own devices."""
+
+    rows: PlanTable
+    losses: tuple[RoundLoss, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Noted:
     """What an edge server makes of an edge round: for its book, its log, and the coordinator."""
 
     book: Book
-    rows: PlanTable
+    own: OwnRound
     totals: ClusterTotals
     device_seconds: float  # of its slowest device
 
@@ -233,7 +244,21 @@ def note_round(
     rows = make_plan_table(setting, [outcome], done.at[0] + 1)
     rows = replace(rows, edge_round=np.full(len(rows.device), done.at[1]))
     totals = cut_answer(count_clusters(setting, outcome, present), number)
-    return Noted({**book, **fresh}, rows, totals, float(outcome.seconds.max(initial=0.0)))
+    own = OwnRound(rows, _find_losses(done, view.absent))
+    return Noted({**book, **fresh}, own, totals, float(outcome.seconds.max(initial=0.0)))
+
+
+def _find_losses(done: CarriedOut, absent: tuple[int, ...]) -> tuple[RoundLoss, ...]:
+    """What the simulator has to know to repeat the edge round, as in `coordinator.counting`."""
+    arrived = {each.device for each in done.results}
+    lost = tuple(n for n in np.flatnonzero(done.asked).tolist() if n not in arrived)
+    now = [RoundLoss(done.at[0] + 1, done.at[1], absent, lost)] if absent or lost else []
+    earlier = [
+        RoundLoss(global_round + 1, edge_round, trained=(each.device,))
+        for each in done.results
+        for global_round, edge_round in each.unused
+    ]
+    return (*now, *earlier)
 
 
 def _count(world: World, number: int, done: CarriedOut) -> EdgeRoundOutcome:

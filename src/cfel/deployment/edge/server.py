@@ -38,6 +38,7 @@ from cfel.deployment.coordinator.state import (
 )
 from cfel.deployment.edge.book import (
     CarriedOut,
+    OwnRound,
     RoundView,
     adopt_entries,
     bound_measurements,
@@ -105,7 +106,7 @@ from cfel.metric import Metric
 from cfel.rounds.estimates import add_kept_energy, find_impossible, implausible_devices
 from cfel.rounds.kernel import DeviceWork, device_weights, find_late, is_over, make_order
 from cfel.rounds.records import measure_each, take_means
-from cfel.runlog import PlanTable, RoundRecord
+from cfel.runlog import RoundRecord
 from cfel.system.backhaul import Backhaul
 from cfel.wording import format_joules, format_seconds, plural
 from cfel.world import World
@@ -470,16 +471,16 @@ class EdgeServer:
             )
             self._reject(bounded.reasons)
             done, implausible = replace(done, results=results), {device for device, _ in bounded.reasons}
-        recent = {place: each for place, each in state.rows.items() if place[0] >= at[0] - 1}
-        earlier = (each.device.tolist() for place, each in recent.items() if place[0] == at[0])
+        recent = {place: each for place, each in state.own_rounds.items() if place[0] >= at[0] - 1}
+        earlier = (each.rows.device.tolist() for place, each in recent.items() if place[0] == at[0])
         noted = note_round(
             self.world, self.number, book, view, done, {n for devices in earlier for n in devices}
         )
         arrived = {each.device for each in done.results}
         self._doubts.add(arrived, implausible | self._judge_estimates(noted.book, arrived))
-        rows = {**recent, at: noted.rows}
+        own = {**recent, at: noted.own}
         sums = EdgeRoundSums(noted.totals, noted.device_seconds, OrderCounts(0, 0, 0))
-        return replace(state, book=noted.book, rows=rows), sums
+        return replace(state, book=noted.book, own_rounds=own), sums
 
     def _judge_estimates(self, book: Mapping[int, DeviceEntry], arrived: set[int]) -> set[int]:
         """Reports implausible σ² and G² among those that have just arrived; returns whose are impossible."""
@@ -556,7 +557,8 @@ class EdgeServer:
             view = self._view_round(at)
             plan = view.settle(decision)
             plan = replace(plan, speed=None) if self._devices.measures else plan
-            return plan, plan.leave_out(view.conditions).available.tolist(), view
+            taking_part = plan.leave_out(view.conditions).available & (self.number in state.asked)
+            return plan, taking_part.tolist(), view
 
         return await self.host.compute.run(settle)
 
@@ -843,8 +845,10 @@ class EdgeServer:
         if command.last or self.number in self.whole.membership_at(command.record.round - 1).edges:
             await self._catch_up((command.record.round, 0, 0), caller.number, records=[command.record])
         await self._fetch_missed_rounds(caller, command.record.round - 1)
-        plans = command.plans or self._join_rows(command)
-        await self._write("log", lambda: self.log.write(command.record, plans))
+        own = self._find_counted(command)
+        plans = command.plans or join_rows(command.record.round, [each.rows for each in own])
+        losses = [loss for each in own for loss in each.losses]
+        await self._write("log", lambda: self.log.write(command.record, plans, losses))
         if command.last:
             self.finished.set()
         self.learn([command.record])
@@ -857,12 +861,11 @@ class EdgeServer:
             await self.publish()
         return Confirmation()
 
-    def _join_rows(self, command: CloseCommand) -> PlanTable:
-        """Plans and costs of its own devices in a global round, as far as the coordinator heard of them."""
-        number, counted = command.record.round, command.counted
-        own = {r for r, edges in enumerate(counted) if self.number in edges}
-        parts = [rows for at, rows in self.state.rows.items() if at[0] == number - 1 and at[1] in own]
-        return join_rows(number, parts)
+    def _find_counted(self, command: CloseCommand) -> list[OwnRound]:
+        """The edge rounds of its own devices in a global round, as far as the coordinator heard of them."""
+        own = {r for r, edges in enumerate(command.counted) if self.number in edges}
+        rounds = self.state.own_rounds.items()
+        return [each for at, each in rounds if at[0] == command.record.round - 1 and at[1] in own]
 
     async def publish(self) -> None:
         """Publishes its model after the round logged last."""

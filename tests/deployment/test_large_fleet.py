@@ -1,20 +1,24 @@
 """Fleets that are planned by asking edge servers: the simulator's bits, and messages that do not grow."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cfel.deployment.edge.storage import read_losses
 from cfel.deployment.protocol.messages import Message, encode
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment
+from cfel.losses import merge_losses
 from cfel.runlog import RoundRecord
 from cfel.world import World
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, Network, virtual_hosts
+from tests.deployment.test_changes import HOME, Changing, play
+from tests.deployment.test_changes import experiment as changing_experiment
 from tests.deployment.virtual_time import run_virtually
 from tests.simulation.drive import outcomes, timeless
 from tests.support.memory_disk import MemoryDisk
@@ -52,6 +56,39 @@ def test_equals_the_simulation(tmp_path: Path, changes: tuple[Mapping[str, Any],
             return federation.records()
 
     assert timeless(asyncio.run(play())) == timeless([each.record for each in expected])
+
+
+async def lose_a_device(federation: Changing) -> None:
+    """Device 1 is lost in the middle of an edge round, and comes back."""
+    await federation.ask("extend", rounds=1)
+    await federation.kill(Identity("device", 1))
+    await asyncio.sleep(20)
+    federation.start(Identity("device", 1))
+
+
+async def move_a_device(federation: Changing) -> None:
+    """Device 1 moves to edge 2, and takes along what is known of it."""
+    await federation.ask("extend", rounds=1)
+    await federation.ask("move device", device=(1,), edge=2)
+
+
+@pytest.mark.parametrize("operate", [lose_a_device, move_a_device])
+def test_the_simulator_repeats_what_was_lost_and_moved(
+    operate: Callable[[Changing], Awaitable[None]],
+) -> None:
+    """From the log, and from what edge servers say of their own devices."""
+    asked = changing_experiment()
+    federation, records = play(operate, asked, as_large(asked))
+    losses = [loss for record in records for loss in record.losses]
+    for i in federation.edges:
+        disk = federation.disks[Identity("edge", i)]
+        losses += [loss for each in records for loss in read_losses(disk, HOME / f"edge-{i}", each.round)]
+    assert bool(losses) == (operate is lose_a_device)
+    changes = tuple(change for record in records for change in record.changes)
+    fleet = replace(asked.fleet, changes=changes, losses=merge_losses(losses))
+    repeated = replace(asked, fleet=fleet)
+    expected = outcomes(repeated, as_large(repeated))
+    assert timeless(records) == timeless([each.record for each in expected])
 
 
 class Scale(Network):

@@ -374,7 +374,7 @@ class EdgeServer:
             return
         stays = find_stays(self.whole, self.number, number, self.state.book)
         if stays:
-            members = self.whole.membership_at(number).edges
+            members = [i for i in self.whole.membership_at(number).edges if i != self.number]
             found = await self._neighbours.fetch_entries(
                 {n: each.came_from for n, each in stays.items()}, members
             )
@@ -405,7 +405,8 @@ class EdgeServer:
         self.learn((), command.changes)
         if not command.is_ahead:
             await self._catch_up(command.position)
-            await self._adopt_entries(command.position[0])
+            if not command.questions:
+                await self._adopt_entries(command.position[0])
         asked = [unwrap_question(each) for each in command.questions]
 
         def answer() -> AskAnswer:
@@ -526,7 +527,6 @@ class EdgeServer:
         self.learn((), command.state.changes)
         if at not in self.running and at not in self.state.reports:
             await self._catch_up(at)
-            await self._adopt_entries(at[0])
             if plan is not None:
                 self._check_fleet("state.plan.rho", plan.rho)
         if at in self.state.reports:

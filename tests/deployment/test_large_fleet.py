@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cfel.deployment.edge.storage import read_losses
+from cfel.deployment.edge.storage import EdgeState, read_losses
 from cfel.deployment.protocol.messages import Message, encode
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment
@@ -56,6 +56,30 @@ def test_equals_the_simulation(tmp_path: Path, changes: tuple[Mapping[str, Any],
             return federation.records()
 
     assert timeless(asyncio.run(play())) == timeless([each.record for each in expected])
+
+
+def test_measurements_stay_with_the_edge_server_of_a_device(tmp_path: Path) -> None:
+    experiment = deployed(
+        {"rounds": {"global": 1, "edge": 2}, "scheme": {"name": "hcef_plus"}}, conditions="measured"
+    )
+
+    async def play() -> tuple[list[RoundRecord], list[EdgeState]]:
+        async with Federation(experiment, tmp_path, world=as_large(experiment)) as federation:
+            federation.start()
+            await federation.finished()
+            return federation.records(), [node.server.state for node in federation.edges.values()]
+
+    records, states = asyncio.run(play())
+    assert [each.devices_taking_part for each in records] == [6]
+    assert records[0].seconds_realised > 0
+    for number, state in enumerate(states):
+        assert sorted(state.book) == [2 * number, 2 * number + 1]
+        assert all(entry.report is not None for entry in state.book.values())
+        found = state.coordinator_state
+        assert found is not None
+        assert found.measured is not None
+        assert not found.measured.devices
+        assert not found.estimates
 
 
 async def lose_a_device(federation: Changing) -> None:

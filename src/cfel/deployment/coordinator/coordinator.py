@@ -73,7 +73,7 @@ from cfel.deployment.protocol.edge_requests import (
     StopCommand,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.errors import AllDivergedError, RejectedError, UnreachableError
+from cfel.errors import AllDivergedError, DeploymentError, RejectedError, UnreachableError
 from cfel.losses import RoundLoss
 from cfel.membership import FleetChange
 from cfel.rounds.estimates import (
@@ -169,6 +169,11 @@ class Coordinator:
         Raises:
             DeposedError: edge servers have joined or left meanwhile, so others may have elected it.
         """
+        if self._by_clusters and state.estimates:
+            raise DeploymentError(
+                "the run was begun by an older version, whose coordinator had the numbers of all devices: "
+                "end it with that version, or delete the edge servers' directories to begin anew"
+            )
         if len(state.changes) > len(self._world.changes):
             self._world = self._world.with_changes(state.changes)
         number = state.control.rounds_done

@@ -116,6 +116,10 @@ _FROM_OTHERS = (
     "It takes part again with the model of another edge server, in the next round. If all of them have lost "
     "theirs, restore one directory from a backup, or delete them all to begin the experiment anew"
 )
+_OLD_PLAN = (
+    "a coordinator of an older version plans device by device, as is not done any more in so large a fleet: "
+    "upgrade all edge servers"
+)
 _NO_OTHERS = (
     "There is no other edge server to take it from: restore {0} from a backup, or delete it to begin the "
     "experiment anew"
@@ -524,6 +528,8 @@ class EdgeServer:
         at, plan = command.position, command.state.plan
         if not command.state.is_planned or command.state.position != at:
             raise RejectedError(f"state: has no plan of {at}")
+        if self._by_clusters and plan is not None:
+            raise RejectedError(f"state.plan: {_OLD_PLAN}")
         self.learn((), command.state.changes)
         if at not in self.running and at not in self.state.reports:
             await self._catch_up(at)

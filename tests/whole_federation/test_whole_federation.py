@@ -53,12 +53,13 @@ def test_no_schedule_breaks_a_promise(first: int) -> None:
 
 
 def test_no_schedule_breaks_a_promise_where_a_fleet_is_planned_by_clusters() -> None:
-    """The last three have found a defect.
+    """The last four have found a defect.
 
     100: devices moved while their old edge server could not be reached; 128: an edge server that had not been
-    asked took part by the others' price; 55: each question waited again for an edge server that was gone.
+    asked took part by the others' price; 55: each question waited again for an edge server that was gone;
+    138: a device had left, and then its edge server.
     """
-    check(0, 1, 2, 100, 128, 55, is_large=True)
+    check(0, 1, 2, 100, 128, 55, 138, is_large=True)
 
 
 def test_an_edge_server_that_misses_the_end_has_its_record_and_its_state() -> None:

@@ -51,6 +51,32 @@ def test_the_mean_counts_every_device_alike(run: Run, finished: Path, tmp_path: 
         np.testing.assert_allclose(value, 0.6 * one[name] + 0.4 * two[name], rtol=1e-5, atol=1e-7)
 
 
+def test_the_mean_counts_the_devices_of_today(run: Run, tmp_path: Path) -> None:
+    """An edge server joins, another leaves: one device of three is with edge-1, two are with edge-2."""
+    from cfel.api.runs import RunOptions, Simulation, run_experiment
+    from cfel.experiment import preset_experiment
+
+    changes = (
+        {"round": 2, "what": "add edge", "edge": 2},
+        {"round": 2, "what": "move device", "device": [0, 1], "edge": 2},
+        {"round": 2, "what": "remove device", "device": [2, 4]},
+        {"round": 3, "what": "remove edge", "edge": 0},
+    )
+    experiment = preset_experiment("demo", (*CHANGES, "rounds.global=3")).change({"fleet.changes": changes})
+    run_experiment(experiment, tmp_path / "run", RunOptions())
+    simulated = Simulation(experiment)
+    assert len(list(simulated)) == 3
+    files = [tmp_path / f"{name}.safetensors" for name in ("mean", "one", "two")]
+    for file, more in zip(files, ([], ["--edge", 1], ["--edge", 2]), strict=True):
+        assert run("export", tmp_path / "run", "--to", file, *more).code == 0
+    answer = run("export", tmp_path / "run", "--to", tmp_path / "no.safetensors", "--edge", 0)
+    assert "edge = 0: the run has edge servers 1, 2" in answer.err
+    mean, one, two = (load_file(file) for file in files)
+    for name, value in simulated.model().named_parameters():
+        np.testing.assert_allclose(mean[name], (one[name] + 2 * two[name]) / 3, rtol=1e-5, atol=1e-7)
+        np.testing.assert_array_equal(mean[name], value.detach().numpy())
+
+
 def test_what_comes_out_goes_in(run: Run, finished: Path, tmp_path: Path) -> None:
     """The file loads into the bare torch module, and is a starting point for another experiment."""
     from cfel.experiment import preset_experiment

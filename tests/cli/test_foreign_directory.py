@@ -227,7 +227,7 @@ def test_nothing_but_regular_files_is_read(
             sparse.truncate(2**40)
     commands: list[tuple[object, ...]] = [("export", foreign, "--to", tmp_path / "model.safetensors")]
     if name in FILES:
-        reads_it = name not in ("rounds.jsonl", "plans/round-00001.parquet")
+        reads_it = name not in ("fleet.json", "plans/round-00001.parquet")
         commands = [("theory", foreign), ("report", foreign), *(commands if reads_it else [])]
     for command in commands:
         answer = run(*command)

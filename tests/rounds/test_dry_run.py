@@ -13,7 +13,7 @@ from cfel.control import (
     Setting,
     build_scheme,
 )
-from cfel.rounds.dry_run import DryRunRound, compute_use, dry_run
+from cfel.rounds.dry_run import DryRunRound, choose_gossip, compute_use, dry_run
 from cfel.system.availability import Availability
 from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.conditions import RandomConditions
@@ -64,6 +64,25 @@ def test_the_backhaul_is_charged_where_it_has_a_price() -> None:
     assert 0.5 * free.joules < hcef.joules <= budget.joules * (1 + 1e-9)
     reserved = replace(priced, budget=budget).reserve_backhaul(2)
     assert reserved.joules == pytest.approx((0.6 - 0.1 / 3) * free.joules)
+
+
+@pytest.mark.parametrize(("share", "every_edge_round"), [(0.0, True), (0.8, True), (1.2, False)])
+def test_gossip_becomes_rare_where_bits_are_dear(share: float, every_edge_round: bool) -> None:
+    """Two steps after every edge round cost this share of the devices' energy; one per global round a tenth.
+
+    It takes no time here. An edge round with the latter is worth 0.8, energy counts 0.35: so it pays off as
+    soon as energy with the former is 0.8^(-1/0.35) = 1.89 times as much. (1 + 0.8)/(1 + 0.08) is 1.67,
+    (1 + 1.2)/(1 + 0.12) is 1.96.
+    """
+    scheme = build_scheme(SchemeParameters(name="static"))
+    where = setting(PRESETS["cifar"], Rounds(global_rounds=3, edge_rounds=5), devices=8, clusters=4)
+    where = replace(where, scheme=scheme, backhaul_seconds=np.zeros(4))
+    joules = next(dry_run(replace(where, rounds=Rounds(global_rounds=1, edge_rounds=1)))).cost.joules
+    priced = replace(where, joules_per_bit=share * joules / (2 * 8 * where.model_bits))
+    chosen = choose_gossip(priced).scheme.gossip
+    assert (chosen.every_edge_round, chosen.steps) == (every_edge_round, 2 if every_edge_round else 1)
+    fixed = build_scheme(SchemeParameters(name="static", gossip="edge_round"))
+    assert choose_gossip(replace(priced, scheme=fixed)).scheme.gossip.every_edge_round
 
 
 def test_cef_uses_what_is_expected_of_it() -> None:

@@ -13,7 +13,7 @@ from cfel.errors import InputError
 from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult
 from cfel.learning.local.estimates import Estimates
 from cfel.learning.local.parameters import LocalParameters
-from cfel.rounds.estimates import combine_estimates, implausible_devices
+from cfel.rounds.estimates import combine_estimates, find_impossible
 from cfel.simulation.executors import PoolExecutor
 from cfel.simulation.loop import simulate
 from cfel.simulation.state import from_checkpoint, initial_state, to_checkpoint
@@ -160,8 +160,8 @@ def test_noisy_gradients_of_small_batches_are_possible() -> None:
     A full batch of all samples has none: nothing follows from σ² about how negative G² may be.
     """
     honest = [Estimates(1.0, 2.0)] * 8 + [Estimates(0.0, -1.0)]
-    assert implausible_devices(honest) == [8]
-    assert implausible_devices(honest, small_batches=True) == []
+    assert find_impossible(honest) == [8]
+    assert find_impossible(honest, small_batches=True) == []
     assert combine_estimates(honest, small_batches=True).g2[-1] == -1.0
 
 

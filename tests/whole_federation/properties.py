@@ -260,19 +260,26 @@ def nothing_was_lost(history: History) -> bool:
 
 def records_name_models(history: History) -> Iterator[str]:
     """The digest in a record is that of the edge models, each the newest that a coordinator may know."""
-    start = history.world.start.sha256().hex()
     for record in history.records:
         if _last_digests(history, record) is not None:
             continue
-        known = [
-            {
-                start,
-                *(a.digest for (i, at), a in history.mixes().items() if i == edge and at[0] < record.round),
-            }
-            for edge in history.members(record.round - 1)
-        ]
+        known = [_digests_before(history, edge, record.round) for edge in history.members(record.round - 1)]
         if all(_digest_of(each) != record.model_sha256 for each in product(*known)):
             yield f"round {record.round} names the models {record.model_sha256}, which nobody had"
+
+
+def _digests_before(history: History, edge: Identity, number: int) -> set[str]:
+    """The models that an edge server had after some gossip of the first rounds, or began with.
+
+    One that joins begins with that of the first member of the round before.
+    """
+    found = {history.world.start.sha256().hex()}
+    found |= {answer.digest for (i, at), answer in history.mixes().items() if i == edge and at[0] < number}
+    for joined in range(1, number):
+        before = history.members(joined - 1)
+        if edge in history.members(joined) and edge not in before:
+            found |= _digests_before(history, before[0], joined)
+    return found
 
 
 def _last_digests(history: History, record: RoundRecord) -> tuple[str, ...] | None:

@@ -3,7 +3,7 @@
 import time
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from cfel.learning.models.builders import model_builder
 from cfel.learning.models.files import ModelForm, read_model_file, save_model, save_onnx
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import Task, initial_model
+from cfel.losses import merge_losses
+from cfel.membership import Membership
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.runlog import RunDirectory
 from cfel.simulation.loop import find_own_model
@@ -48,6 +50,7 @@ class _EdgeModels:
 
     round: int
     models: Mapping[int, FlatModel]
+    sizes: IntArray  # devices of every edge server
     alone: bool = False
 
 
@@ -77,6 +80,23 @@ def export_model(
     return found
 
 
+def replay_experiment(run: RunDirectory, experiment: Experiment) -> Experiment:
+    """The experiment with the changes and losses in the log of a federation that ran it."""
+    records = run.records()
+    decided = {record.round + 1 for record in records}
+    kept = (each for each in experiment.fleet.changes if each.round not in decided)
+    logged = (change for record in records for change in record.changes)
+    changes = tuple(sorted((*kept, *logged), key=lambda each: each.round))
+    losses = merge_losses(loss for record in records for loss in record.losses)
+    return replace(experiment, fleet=replace(experiment.fleet, changes=changes, losses=losses))
+
+
+def find_membership(run: RunDirectory, experiment: Experiment, rounds_done: int) -> Membership:
+    """Who belonged to the fleet in the last of so many rounds."""
+    each = replay_experiment(run, experiment).fleet.list_memberships()
+    return [membership for first, membership in each if first < max(rounds_done, 1)][-1]
+
+
 def load_module(
     run: RunDirectory, experiment: Experiment, edge: int | None = None, device: int | None = None
 ) -> nn.Module:
@@ -95,15 +115,16 @@ def _load_model(
     """The consensus model of the last global round, an edge model, or the model that a device keeps."""
     if device is None:
         return _load_shared_model(run, experiment, task, edge)
-    cluster, checkpoint = run.fleet().cluster, run.checkpoint()
-    if not 0 <= device < len(cluster):
-        raise InputError(f"device = {device}: the run has devices 0 to {len(cluster) - 1}")
+    checkpoint = run.checkpoint()
     if checkpoint is None:
         raise RunDirectoryError(f"{run.path}: no checkpoint; in a deployment, only devices have their models")
+    members = find_membership(run, experiment, checkpoint.round)
+    if device not in members.devices:
+        raise InputError(f"device = {device}: the run has no such device")
     name = build_algorithm(experiment.local, experiment.code).personal_model
     if name is None and not task.personal:
         raise InputError("device: devices keep no models of their own in this run; see model.personal")
-    shared = _load_shared_model(run, experiment, task, cluster[device])
+    shared = _load_shared_model(run, experiment, task, members.edge_of[device])
     prefix = f"device/{device}/"
     memory = {
         key.removeprefix(prefix): torch.from_numpy(np.array(each))
@@ -121,8 +142,8 @@ def _load_shared_model(
 
     Where edge servers average their models over rounds, these are the averages.
     """
-    rules, sizes = experiment.build_parts().edge_rules, np.bincount(run.fleet().cluster)
-    found = _load_edge_models(run, len(sizes), rules.add_memory(initial_model(task, 0)))
+    rules = experiment.build_parts().edge_rules
+    found = _load_edge_models(run, experiment, rules.add_memory(initial_model(task, 0)))
     models = {i: rules.read_average(model) for i, model in found.models.items()}
     if edge is not None and edge not in models:
         raise InputError(f"edge = {edge}: the run has edge servers {', '.join(map(str, models))}")
@@ -130,18 +151,21 @@ def _load_shared_model(
     return TrainedModel(
         found.round,
         "model of this edge server" if found.alone else whose,
-        mean_model(sizes, models) if edge is None else models[edge],
+        mean_model(found.sizes, models) if edge is None else models[edge],
     )
 
 
-def _load_edge_models(run: RunDirectory, clusters: int, like: FlatModel) -> _EdgeModels:
-    """The models in a run's checkpoint, or else those in the edge servers' state files."""
+def _load_edge_models(run: RunDirectory, experiment: Experiment, like: FlatModel) -> _EdgeModels:
+    """The members' models in a run's checkpoint, or else those in the edge servers' state files."""
     checkpoint, directory = run.checkpoint(), run.path
+    done = len(run.records()) if checkpoint is None else checkpoint.round
+    members = find_membership(run, experiment, done)
+    edge_of = [members.edge_of[n] for n in sorted(members.devices)]
+    sizes = np.bincount(edge_of, minlength=members.clusters)
     if checkpoint is not None:
         with translate_parse_errors(directory / "checkpoint"):
-            return _EdgeModels(
-                checkpoint.round, dict(enumerate(read_edge_models(checkpoint, clusters, like)))
-            )
+            models = read_edge_models(checkpoint, members.clusters, like)
+        return _EdgeModels(done, {i: models[i] for i in members.edges}, sizes)
     # A deployment's state; reading it needs packages that a simulation does not.
     from cfel.deployment.edge.storage import EdgeDisk, EdgeState
     from cfel.deployment.host import RealDisk
@@ -157,13 +181,14 @@ def _load_edge_models(run: RunDirectory, clusters: int, like: FlatModel) -> _Edg
 
     check_directory(directory / "nodes")
     alone = EdgeDisk.holds_state(directory)
-    places = [directory] if alone else [directory / "nodes" / f"edge-{i}" for i in range(clusters)]
-    states = {i: load_state(place) for i, place in enumerate(places) if EdgeDisk.holds_state(place)}
+    nodes = {i: directory / "nodes" / f"edge-{i}" for i in members.edges}
+    places = {members.edges[0]: directory} if alone else nodes
+    states = {i: load_state(place) for i, place in places.items() if EdgeDisk.holds_state(place)}
     if not states:
         raise RunDirectoryError(f"{directory}: the run has no checkpoint yet, so there is nothing to export")
     # Edge servers may be one round apart; name the round that all of them have finished.
     first = min(state.position[0] for state in states.values())
-    return _EdgeModels(first, {i: each.model for i, each in states.items()}, alone)
+    return _EdgeModels(first, {i: each.model for i, each in states.items()}, sizes, alone)
 
 
 _BATCH = 256

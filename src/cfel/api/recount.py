@@ -63,6 +63,8 @@ def recount(
     _check_same_run(directory, records, then)
     _check_same_plans(then, now)
     setting = after.build_setting()
+    if setting.scheme.gossip != before.build_setting().scheme.gossip:
+        raise InputError("the scheme gossips less often under the new conditions; run it again")
     recounted = tuple(_recount_round(setting, *pair) for pair in zip(records, now, strict=True))
     with create_run(out, setting, experiment_toml(after), command) as writer:
         for record in recounted:

@@ -328,11 +328,13 @@ class Simulation:
 
     def model(self, edge: int | None = None) -> nn.Module:
         """The model after the last round, in evaluation mode: one edge server's, or the consensus of all."""
-        models = dict(enumerate(self._outcome().state.models))
+        last = self._outcome()
+        fleet = self._world.at(last.record.round - 1).setting.fleet
+        models = {i: last.state.models[i] for i in fleet.list_edges()}
         if edge is not None and edge not in models:
-            raise InputError(f"edge = {edge}: there are edge servers 0 to {len(models) - 1}")
+            raise InputError(f"edge = {edge}: there are edge servers {', '.join(map(str, models))}")
         flat = self._world.task.build()
-        flat.load(mean_model(self._world.setting.fleet.sizes, models) if edge is None else models[edge])
+        flat.load(mean_model(fleet.sizes, models) if edge is None else models[edge])
         return flat.module.eval()
 
     def _outcome(self) -> RoundOutcome:

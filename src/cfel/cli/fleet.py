@@ -7,13 +7,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from cfel.api.models import replay_experiment
 from cfel.cli import options, output
 from cfel.deployment.node import ask_for_change
 from cfel.errors import InputError
 from cfel.experiment import experiment_toml
 from cfel.experiment.experiment import load_directory_experiment
 from cfel.launch.node import read_node
-from cfel.losses import merge_losses
 from cfel.membership import FleetChange
 from cfel.plugins import ANY_CODE
 from cfel.runlog import RunDirectory
@@ -109,15 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def write_replay(arguments: argparse.Namespace) -> int:
     """Writes the experiment of a federation with the changes and losses in its log."""
-    records = RunDirectory.open(arguments.directory).records()
     experiment = load_directory_experiment(arguments.directory, code=ANY_CODE)
-    decided = {record.round + 1 for record in records}
-    kept = [each for each in experiment.fleet.changes if each.round not in decided]
-    changes = sorted(
-        (*kept, *(change for record in records for change in record.changes)), key=lambda each: each.round
-    )
-    losses = merge_losses(loss for record in records for loss in record.losses)
-    repeated = replace(experiment, fleet=replace(experiment.fleet, changes=tuple(changes), losses=losses))
+    repeated = replay_experiment(RunDirectory.open(arguments.directory), experiment)
     text = experiment_toml(repeated)
     if arguments.out is None:
         sys.stdout.write(text)

@@ -114,6 +114,8 @@ DOUBLED_TIMES, DOUBLED_SECONDS = 3, 60.0
 """So many overlapping requests in so many seconds: a restart causes one, a second process many."""
 APPLICANT_PATIENCE_SECONDS = 60.0
 """A device that asks for orders for so long and is no member has been forgotten."""
+MISSED_SECONDS = 60.0
+"""A device that has been silent for so long is reported: it does not just change its place or its battery."""
 # One that asks comes back at least this often.
 _APPLICANT_SECONDS = 10.0
 # A device that was absent for longer lost its connection, or was restarted.
@@ -183,6 +185,11 @@ class DevicePresence:
     def is_lost(self, device: int) -> bool:
         """Whether it has been silent for too long to be between two requests."""
         return self._silent_seconds(device) > max(self._gone_seconds, LEAST_GRACE_SECONDS)
+
+    def list_missed(self) -> list[int]:
+        """Devices that have been silent for so long that somebody should look."""
+        limit = max(self._gone_seconds, MISSED_SECONDS)
+        return sorted(device for device in self._members if self._silent_seconds(device) > limit)
 
     def is_doubled(self, device: int) -> bool:
         """Whether two processes seem to use its certificate."""

@@ -66,7 +66,7 @@ from cfel.learning.models.flat import FlatModule, SharedPart
 from cfel.learning.task import DeviceData, Task, check_batches, check_task, load_custom_task, measure_model
 from cfel.membership import FleetChange, Membership
 from cfel.plugins import ANY_CODE, BUILT_IN_ONLY, CodePolicy
-from cfel.rounds.dry_run import compute_use
+from cfel.rounds.dry_run import choose_gossip, compute_use
 from cfel.seeding import make_key
 from cfel.simulation.parameters import SimulationParameters, check_buffering, choose_engine
 from cfel.system.backhaul import TopologyParameters, build_backhaul
@@ -277,7 +277,7 @@ class Experiment:
             "small_batches": BatchShares(self.data.batch, self.local.step_overhead, shared.buffers > 0),
             "last_layers": LAYER_SHARES,
         }
-        return Setting(
+        setting = Setting(
             seed=self.seed,
             rounds=rounds,
             fleet=fleet,
@@ -299,6 +299,7 @@ class Experiment:
             # By the file, so that a fleet that grows is planned in one way throughout.
             is_large=self.fleet.devices > MOST_TOGETHER,
         )
+        return choose_gossip(setting)
 
     def find_rate(self, used: float) -> float:
         """The share of the rates of devices and edge servers that is left when a share of the run is over."""

@@ -5,14 +5,16 @@ what that costs on average. It answers "what would CEF use?", on which the paper
 Theorem 1 the plans it is about.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cfel.control.caps import Budget
-from cfel.control.scheme import RoundPlan, SchemeParameters
+from cfel.control.scheme import Gossip, RoundPlan, SchemeParameters
 from cfel.control.schemes import build_scheme
+from cfel.control.schemes.hcef_plus import FIRST_WEIGHT
 from cfel.control.setting import Setting
 from cfel.cost import GlobalRoundCost, Ledger
 from cfel.errors import InputError
@@ -33,6 +35,9 @@ from cfel.system.conditions import Conditions
 
 MOST_EDGE_ROUNDS = 50_000
 """Of a dry run for a budget, which every process of a run makes before it starts; takes a minute or two."""
+
+# Seconds or joules: nothing is not cheaper than this.
+TINY = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,3 +104,27 @@ def compute_use(setting: Setting, scheme: str = "cef") -> Budget:
             f"{last.ledger.joules:g} J; is any device available?"
         )
     return Budget(last.ledger.seconds, last.ledger.joules)
+
+
+def choose_gossip(setting: Setting) -> Setting:
+    """The setting with gossip as often as it pays, given the price of the backhaul's bits.
+
+    The first edge round is planned; what it and its share of gossip take in seconds and joules is weighed
+    against what an edge round is worth with that gossip. Without a price, the scheme's own gossip is kept.
+    """
+    scheme, rounds = setting.scheme, setting.rounds
+    if not (scheme.sparing and setting.joules_per_bit):
+        return setting
+    once = replace(setting, rounds=replace(rounds, global_rounds=1, edge_rounds=1), joules_per_bit=0.0)
+    cost = next(dry_run(replace(once, scheme=replace(scheme, gossip=Gossip())))).cost
+    work = cost.seconds - float(setting.backhaul_seconds.max())
+
+    def score(choice: tuple[Gossip, float]) -> float:
+        each = replace(setting, scheme=replace(scheme, gossip=choice[0]))
+        seconds = work + each.exchanges_per_edge_round * float(each.exchange_seconds.max())
+        joules = cost.joules + each.compute_backhaul_joules(0) / rounds.edge_rounds
+        costs = np.log(np.maximum([seconds, joules], TINY))
+        return math.log(choice[1]) - float(np.dot([FIRST_WEIGHT, 1 - FIRST_WEIGHT], costs))
+
+    best, _ = max(((scheme.gossip, 1.0), *scheme.sparing), key=score)
+    return replace(setting, scheme=replace(scheme, gossip=best, sparing=()))

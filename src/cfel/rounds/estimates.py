@@ -168,28 +168,12 @@ def update_influence(
     return after
 
 
-def implausible_devices(
-    known: Sequence[Estimates | None],
-    present: BoolArray | None = None,
-    *,
-    small_batches: bool = False,
-    influence: FloatArray | None = None,
-) -> list[int]:
-    """The devices to report: their estimates are impossible, or would rule the plans of many.
-
-    Of few devices, an honest one rules the plans in a few rounds of a hundred, and where most gradients have
-    vanished, one that still learns is far above the median. These count as the mean of the others, too,
-    without a message. Arguments as for `combine_estimates`.
-    """
-    both = _both(known)
-    _, influential = _find_implausible(both, present, small_batches, influence)
-    many = np.count_nonzero(~np.isnan(both[:, 0])) >= _FEW_DEVICES
-    found = find_impossible(known, small_batches=small_batches)
-    return sorted({*found, *np.flatnonzero(influential).tolist()}) if many else found
-
-
 def find_impossible(known: Sequence[Estimates | None], *, small_batches: bool = False) -> list[int]:
-    """The devices whose estimates no honest device has, whatever its data."""
+    """The devices to report: no honest device has their estimates, whatever its data.
+
+    Those that merely rule the plans are often honest, round after round (259 times in 180 edge rounds of 20
+    devices on the digits): they count as the mean of the others without a message.
+    """
     both = _both(known)
     sizes = _sizes(both)
     positive = sizes[sizes > 0]

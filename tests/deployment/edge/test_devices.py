@@ -11,6 +11,7 @@ from msgspec import structs
 from cfel.deployment.edge import devices as device_service
 from cfel.deployment.edge.devices import DeviceService
 from cfel.deployment.edge.verify_upload import UploadLimits, verify_upload
+from cfel.deployment.health import DevicePresence
 from cfel.deployment.host import make_host
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
@@ -25,6 +26,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.learning.local.estimates import Estimates
 from tests.deployment.edge.test_verify_upload import MODEL, ORDER, UPLOAD
+from tests.support.clock import Clock
 
 DEVICE = Identity("device", 4)
 ESTIMATES = EstimatesRequest((3, 1), Estimates(1.0, 1.0))
@@ -51,6 +53,25 @@ def other_round() -> UploadRequest:
     return UploadRequest(
         (2, 1), UPLOAD.steps, UPLOAD.loss, UPLOAD.samples, UPLOAD.buffers, UPLOAD.content, UPLOAD.estimates
     )
+
+
+def test_devices_that_are_silent_for_a_minute_are_named() -> None:
+    """And what to do about them; `gone_seconds` is 5."""
+
+    async def play() -> None:
+        async with serving() as service:
+            clock = Clock()
+            service.presence = DevicePresence((4, 5), 5.0, clock)
+            clock.seconds = 59.0
+            assert service.problem == ""
+            clock.seconds = 61.0
+            with service.presence.hold_request(4, ""):
+                assert service.problem == (
+                    "silent: device-5; the others continue without; if gone for good, "
+                    "`cfel fleet remove device N`"
+                )
+
+    asyncio.run(play())
 
 
 def test_an_upload_is_not_accepted_because_estimates_are_held() -> None:

@@ -150,7 +150,7 @@ def apply_variants(scheme: Scheme, parameters: SchemeParameters) -> Scheme:
     """The scheme with the variants that `[scheme]` asks for; the same scheme if it asks for none."""
     if parameters.gossip != "scheme":
         gossip = replace(scheme.gossip, every_edge_round=parameters.gossip == "edge_round")
-        scheme = replace(scheme, gossip=gossip)
+        scheme = replace(scheme, gossip=gossip, sparing=())
     if parameters.steps != "local":
         scheme = replace(scheme, device_overrides=replace(scheme.device_overrides, steps=parameters.steps))
     if parameters.deadline_seconds is not None:

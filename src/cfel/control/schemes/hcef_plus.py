@@ -36,6 +36,7 @@ from cfel.control.planning import (
 )
 from cfel.control.problem import RoundProblem
 from cfel.control.scheme import (
+    ONCE_A_ROUND,
     DeviceOverrides,
     Gossip,
     Observation,
@@ -95,7 +96,8 @@ class Options:
         error_feedback: devices keep what compression dropped, and add it to their next upload.
         efficiency: time and energy are spent where they bring progress; off: the caps are used up.
         frequency: devices that would finish early run at a slower clock.
-        dense_gossip: edge servers gossip after every edge round instead of every global round.
+        dense_gossip: edge servers gossip after every edge round instead of every global round, unless the
+            price of the backhaul's bits is too high for it.
         evenness: weight ω ≥ 0 of (1 − ρ)² beside progress, where batches are not chosen; the larger, the more
             alike devices' shares.
         time_weight: a in (0, 1): how much time counts beside energy, whose weight is 1 − a; None for the
@@ -196,6 +198,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
         plan=plan,
         negotiate=plan_with_clusters,
         gossip=Gossip(every_edge_round=options.dense_gossip, steps=options.gossip_steps),
+        sparing=ONCE_A_ROUND if options.dense_gossip else (),
         device_overrides=DeviceOverrides(
             steps="small_batches" if in_batches else "whole",
             error_feedback=True if options.error_feedback else None,

@@ -1,6 +1,7 @@
 """The same plan for every device in every round: the simplest rival of a scheme that plans.
 
-Everything but the plan is HCEF+'s: error feedback, gossip after every edge round in two steps, slow clocks.
+Everything but the plan is HCEF+'s: error feedback, gossip after every edge round in two steps unless the
+price of the backhaul's bits is too high for it, slow clocks.
 What a scheme brings beyond training options is what it gains over the best static plan. Budgets are ignored;
 a run ends when they are used up (`rounds.stop = "budget"`).
 """
@@ -13,6 +14,7 @@ from cfel import validation
 from cfel.control.list_solver import PairTable, Weighing, solve_on_list
 from cfel.control.planning import Bounds, build_problem, make_plan
 from cfel.control.scheme import (
+    ONCE_A_ROUND,
     DeviceOverrides,
     Gossip,
     Observation,
@@ -72,6 +74,7 @@ def static(parameters: SchemeParameters) -> Scheme:
         init=dict,
         plan=lambda state, observation: (plan(observation), state),
         gossip=Gossip(every_edge_round=True, steps=options.gossip_steps),
+        sparing=ONCE_A_ROUND,
         device_overrides=DeviceOverrides(steps="whole", error_feedback=True),
         plans_clocks=True,
         chooses_theta=options.theta < 1,

@@ -34,14 +34,17 @@ class PendingChanges:
         Raises:
             RejectedError: it is not possible; the message says why.
         """
+        self.forget(world.changes)
+        # One that waits and is not possible any more is refused itself, and is no reason to refuse this one.
+        number = rounds_done + 2
+        ahead = self.take(world, number)
+        self.forget(())
         if change.ticket in self._refused:
             raise RejectedError(self._refused[change.ticket])
-        self.forget(world.changes)
         if any(each.ticket == change.ticket for each in self.waiting):
             return
-        asked = [replace(each, round=rounds_done + 2) for each in (*self.waiting, change)]
         try:
-            add_changes(world, _one_voter(asked) if change.what not in VOTER_CHANGES else [asked[-1]])
+            add_changes(world if change.what in VOTER_CHANGES else ahead, [replace(change, round=number)])
         except InputError as error:
             raise RejectedError(str(error)) from error
         _LOG.info("asked for: %s", change.describe())

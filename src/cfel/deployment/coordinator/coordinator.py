@@ -78,7 +78,6 @@ from cfel.losses import RoundLoss
 from cfel.membership import FleetChange
 from cfel.rounds.estimates import (
     find_impossible,
-    implausible_devices,
     needs_estimates,
     note_influence,
     view_estimates,
@@ -376,14 +375,12 @@ class Coordinator:
         return state, answers, {device for device, _ in bounded.reasons}
 
     def _judge_estimates(self, state: CoordinatorState, arrived: set[int]) -> set[int]:
-        """Reports implausible σ² and G² among those that have just arrived; returns whose are impossible."""
-        small, influence = self._world.setting.small_batches is not None, state.control.habits
-        present = np.isin(np.arange(len(state.estimates)), sorted(arrived))
-        found = implausible_devices(state.estimates, present, small_batches=small, influence=influence)
-        for device in arrived.intersection(found):
+        """Reports whose σ² and G², among those that have just arrived, no honest device has."""
+        small = self._world.setting.small_batches is not None
+        found = arrived.intersection(find_impossible(state.estimates, small_batches=small))
+        for device in sorted(found):
             self._on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
-        # A device that is merely influential counts as the mean of the others, and its updates are useful.
-        return arrived.intersection(find_impossible(state.estimates, small_batches=small))
+        return found
 
     async def _wait_for_devices(self, state: CoordinatorState, available: set[int]) -> CoordinatorState:
         """Waits while every available device is absent and no other is connected: such rounds do nothing.

@@ -219,11 +219,21 @@ class DeviceService:
 
     @property
     def problem(self) -> str:
-        """Whose training diverged, and who asks in vain, in words; empty if nobody does."""
-        names = list_nodes("device", sorted(self.diverged))
-        diverged = f"training diverged at {names}; most likely local.learning_rate is too large"
-        parts = (diverged if self.diverged else "", self.applicants.problem)
-        return "; ".join(each for each in parts if each)
+        """Whose training diverged, who is silent, left out or asks in vain, and what to do about it."""
+        missed = [n for n in self.presence.list_missed() if n not in self._informed]
+        found = (
+            (sorted(self.diverged), "training diverged at {}; most likely local.learning_rate is too large"),
+            (
+                missed,
+                "silent: {}; the others continue without; if gone for good, `cfel fleet remove device N`",
+            ),
+            (
+                [n for n in self.devices if self._is_quarantined(n)],
+                "left out after implausible reports: {}; check what it measures, and its software",
+            ),
+        )
+        parts = [words.format(list_nodes("device", devices)) for devices, words in found if devices]
+        return "; ".join([*parts, *filter(None, [self.applicants.problem])])
 
     @property
     def measures(self) -> bool:

@@ -288,9 +288,9 @@ class EdgeNode:
                 await _wait_at_most(
                     2 * self._deployment.gossip_seconds, "not released", server.released.wait()
                 )
-                if server.awaited:
-                    missing = f"edge servers {list(server.awaited)} do not know of the end"
-                    await _wait_at_most(self._deployment.linger_seconds, missing, self._wait_for_awaited())
+                if unaware := self._list_unaware():
+                    missing = f"edge servers {unaware} may not know of the end"
+                    await _wait_at_most(self._deployment.linger_seconds, missing, self._wait_for_unaware())
                 for task in beside:
                     task.cancel()
         finally:
@@ -319,10 +319,16 @@ class EdgeNode:
         await self._role.wait_for_end()
         raise describe_all_diverged(self._world, self.server.state.position)
 
-    async def _wait_for_awaited(self) -> None:
+    async def _wait_for_unaware(self) -> None:
         """Returns when the edge servers that missed the end know of it."""
-        while not self.monitor.over.issuperset(self.server.awaited):
+        while self._list_unaware():
             await asyncio.sleep(_LINGER_LOOK_SECONDS)
+
+    def _list_unaware(self) -> list[int]:
+        """Edge servers that may not know of the end; where no coordinator has said who, all that have not."""
+        server = self.server
+        others = server.awaited if server.released.is_set() else server.membership.edges
+        return sorted({*others} - {self.identity.number} - self.monitor.over)
 
     def take_snapshot(self) -> Status:
         """Its present state, for `cfel status` and the dashboard."""

@@ -103,7 +103,7 @@ from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.membership import FleetChange, Membership
 from cfel.metric import Metric
-from cfel.rounds.estimates import add_kept_energy, find_impossible, implausible_devices
+from cfel.rounds.estimates import add_kept_energy, find_impossible
 from cfel.rounds.kernel import DeviceWork, device_weights, find_late, is_over, make_order
 from cfel.rounds.records import measure_each, take_means
 from cfel.runlog import RoundRecord
@@ -488,15 +488,13 @@ class EdgeServer:
         return replace(state, book=noted.book, own_rounds=own), sums
 
     def _judge_estimates(self, book: Mapping[int, DeviceEntry], arrived: set[int]) -> set[int]:
-        """Reports implausible σ² and G² among those that have just arrived; returns whose are impossible."""
-        setting, devices = self.world.setting, self.world.setting.fleet.devices
-        known, small = list_estimates(book, devices), setting.small_batches is not None
-        influence = np.array([book[n].habit if n in book else 0.0 for n in range(devices)])
-        present = np.isin(np.arange(devices), sorted(arrived))
-        found = implausible_devices(known, present, small_batches=small, influence=influence)
-        for device in arrived.intersection(found):
+        """Reports whose σ² and G², among those that have just arrived, no honest device has."""
+        known = list_estimates(book, self.world.setting.fleet.devices)
+        small = self.world.setting.small_batches is not None
+        found = arrived.intersection(find_impossible(known, small_batches=small))
+        for device in sorted(found):
             self.on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
-        return arrived.intersection(find_impossible(known, small_batches=small))
+        return found
 
     # Edge rounds
 

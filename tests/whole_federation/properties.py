@@ -15,7 +15,7 @@ import numpy as np
 
 from cfel.deployment.coordinator.state import Position
 from cfel.deployment.edge.storage import EdgeDisk
-from cfel.deployment.election.rules import Heartbeat
+from cfel.deployment.election.rules import Heartbeat, VoteReply, VoteRequest
 from cfel.deployment.protocol.device_requests import NextOrder, NextRequest, UploadRequest
 from cfel.deployment.protocol.edge_requests import (
     ChangeRequest,
@@ -97,6 +97,40 @@ def _shown_term(call: Call) -> int | None:
     if isinstance(call.request, NewestRequest):
         return call.request.term
     return call.request.message.term if isinstance(call.request.message, Heartbeat) else None
+
+
+def votes_go_to_those_who_know_the_members(history: History) -> Iterator[str]:
+    """Nobody votes for one that has not heard of an edge server's coming or going that the voter has logged.
+
+    A majority of the old members could elect it while one of the new members elects another.
+    """
+    known: defaultdict[Identity, int] = defaultdict(int)
+    voted: set[tuple[Identity, int]] = set()
+    closed = sorted(history.answered(CloseCommand), key=lambda call: call.answered_at)
+    answered = iter([call for call in closed if not call.request.last])
+    after = next(answered, None)
+    for place, call in enumerate(history.calls):
+        while after is not None and after.answered_at <= place:
+            changes = history.lived.membership_at(after.request.record.round).voter_changes
+            known[after.process[0]] = max(known[after.process[0]], changes)
+            after = next(answered, None)
+        own = call.process[0]
+        if not _is_granted(call) or (own, call.request.message.term) in voted:
+            continue  # a vote that was given before is repeated
+        voted.add((own, call.request.message.term))
+        if call.request.message.changes < known[own]:
+            yield (
+                f"{own} votes in term {call.request.message.term} for {call.caller}, who knows of "
+                f"{call.request.message.changes} of {known[own]} edge servers that came or went"
+            )
+
+
+def _is_granted(call: Call) -> bool:
+    """Whether it is a vote, and not only a promise to vote."""
+    message = call.request.message if isinstance(call.request, ElectionRequest) else None
+    if not isinstance(message, VoteRequest) or message.preliminary or call.answer is None:
+        return False
+    return isinstance(call.answer.reply, VoteReply) and call.answer.reply.granted
 
 
 def acknowledged_uploads_are_used(history: History) -> Iterator[str]:
@@ -301,6 +335,7 @@ PROPERTIES: tuple[Callable[[History], Iterator[str]], ...] = (
     everybody_ends,
     one_leader_per_term,
     commands_of_the_newest_leader,
+    votes_go_to_those_who_know_the_members,
     acknowledged_uploads_are_used,
     edge_rounds_happen_once,
     uploads_are_used_once,

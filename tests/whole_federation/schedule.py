@@ -6,7 +6,7 @@ from random import Random
 
 from cfel.deployment.host import STUCK_SECONDS
 from cfel.deployment.security.identity import Identity
-from cfel.membership import FleetChange
+from cfel.membership import VOTER_CHANGES, FleetChange
 
 EDGES = tuple(Identity("edge", i) for i in range(3))
 DEVICES = tuple(Identity("device", n) for n in range(6))
@@ -16,6 +16,8 @@ ALL_EDGES = (*EDGES, NEW_EDGE)
 EVERYBODY = (*ALL_EDGES, *DEVICES, NEW_DEVICE)
 LAST_FAULT_SECONDS = 40.0
 MOST_FAULTS = 14
+FOCUSED_FROM = 10_000
+"""From this seed on, schedules also aim at the record that says that an edge server comes or goes."""
 MOMENTS = (
     *("newest", "plan", "upload", "fetch", "mix", "propose", "close", "release", "next", "election"),
     *("join", "change"),
@@ -97,8 +99,26 @@ def draw_schedule(seed: int) -> Schedule:
     edges = ALL_EDGES if grows else EDGES
     faults = [_draw_fault(chance, edges) for _ in range(chance.randint(1, MOST_FAULTS))]
     is_patient, returns = chance.random() < 0.5, chance.random() < 0.5
+    if seed >= FOCUSED_FROM:
+        faults += _draw_focused(seed, operations, edges)
     in_order = tuple(sorted(faults, key=lambda each: each.at))
     return Schedule(seed, is_patient, in_order, returns, operations)
+
+
+def _draw_focused(
+    seed: int, operations: tuple[Operation, ...], edges: tuple[Identity, ...]
+) -> tuple[Fault, ...]:
+    """One misses the record that says who comes or goes, and all lose power when others have just logged it.
+
+    Started again, they know of different members, and the one that knows too little may ask for votes first.
+    """
+    chance = Random(f"{seed} focused")  # noqa: S311 (repeatable chance is the point)
+    asked = [op for op in operations if any(each.what in VOTER_CHANGES for each in op.changes)]
+    if not asked or chance.random() < 0.5:
+        return ()
+    at, seconds = chance.choice(asked).at, round(chance.uniform(0.5, 1.5), 3)
+    misses = Fault("isolate", at, "propose", (chance.choice(edges),), 3.0, 0)
+    return misses, Fault("outage", at, "close", edges, seconds, 0)
 
 
 def _draw_operations(seed: int) -> tuple[Operation, ...]:

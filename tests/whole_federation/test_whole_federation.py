@@ -99,12 +99,15 @@ def fingerprint(seed: int) -> list[tuple[object, ...]]:
 
 SEEDS = {
     "change-lost": (1, "changes_hold"),
-    "old-majority": (4, "records_name_models"),
+    "leader-not-checked": (43, "commands_of_the_newest_leader"),
+    "old-majority": (1, "votes_go_to_those_who_know_the_members"),
     "proposal-ignored": (3, "everybody_ends"),
     "round-counted-twice": (2, "budgets_are_counted_once"),
     "stale-proposal": (3, "everybody_ends"),
     "upload-not-recognised": (0, "models_are_those_of_the_simulator"),
     "use-not-moved": (1, "uploads_are_used_once"),
+    "use-unheard": (204, "uploads_are_used_once"),
+    "voters-not-compared": (10018, "votes_go_to_those_who_know_the_members"),
     "vote-not-synced": (303, "one_leader_per_term"),
 }
 """Of planted bugs, a seed that finds each, and the property that is violated."""

@@ -44,6 +44,7 @@ class DeploymentParameters:
             last one only.
         published_models: how many published models a node keeps, at least 2: the newest, and those that
             `cfel rollback` can return to.
+        kept_plans: of how many global rounds an edge server keeps the plan tables; 0 for all.
         host: address that `cfel up` lets edge servers listen on.
         certificate_hours: lifetime of the certificates that `cfel up` makes.
         receive_seconds: time in which a request must arrive, without its body.
@@ -71,6 +72,7 @@ class DeploymentParameters:
     give_up_seconds: float = 3600.0
     publish_every: int = 10
     published_models: int = 3
+    kept_plans: int = 1000
     host: str = "127.0.0.1"
     certificate_hours: float = 72.0
     receive_seconds: float = 60.0
@@ -99,6 +101,7 @@ class DeploymentParameters:
         validation.check_whole("deployment.bytes_in_flight", self.bytes_in_flight, least=1)
         validation.check_whole("deployment.publish_every", self.publish_every, least=0)
         validation.check_whole("deployment.published_models", self.published_models, least=2)
+        validation.check_whole("deployment.kept_plans", self.kept_plans, least=0)
         if not isinstance(self.host, str) or not self.host:
             raise InputError(f"deployment.host = {self.host!r}: must be an address")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cfel.deployment import state_file
-from cfel.deployment.edge.storage import ProposalFile
+from cfel.deployment.edge.storage import EdgeLog, ProposalFile
 from cfel.deployment.host import Disk, RealDisk
 from cfel.deployment.protocol.calls import Answer, Request
 from cfel.deployment.protocol.edge_requests import CloseCommand, ProposeCommand, ProposedRecord, RecordsAnswer
@@ -95,3 +95,14 @@ def test_a_proposal_that_is_written_late_does_not_replace_a_newer_one(
             assert kept == server.log.newest_proposal == ProposedRecord(term, new.record)
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize(("kept", "left"), [(0, [1, 2, 3, 4]), (2, [3, 4])])
+def test_plan_tables_are_kept_for_a_while(tmp_path: Path, kept: int, left: list[int]) -> None:
+    """All rounds stay in the log."""
+    log = EdgeLog(RealDisk(), tmp_path, has_others=False, kept_plans=kept)
+    for number in range(1, 5):
+        log.write(replace(RECORD, round=number), table())
+    log.close()
+    assert [each.round for each in log.records] == [1, 2, 3, 4]
+    assert sorted(int(path.stem[-5:]) for path in (tmp_path / "plans").iterdir()) == left

@@ -173,7 +173,9 @@ class EdgeServer:
         self._files = EdgeDisk(host.disk, directory, world.start)
         self.loss = ""
         self.state = self._load(directory)
-        self.log = EdgeLog(host.disk, directory, has_others=self._has_others)
+        self.log = EdgeLog(
+            host.disk, directory, has_others=self._has_others, kept_plans=deployment.kept_plans
+        )
         self._heard_rounds = 0  # logged by others
         self._on_change: Callable[[], None] = lambda: None
         self._published = PublishedModels(host.disk, directory, deployment.published_models)

@@ -238,6 +238,7 @@ class EdgeLog:
     Args:
         directory: the edge server's; created when missing.
         has_others: whether other edge servers have the rounds, too.
+        kept_plans: of how many rounds plan tables are kept; 0 for all.
 
     Attributes:
         records: the rounds so far.
@@ -249,8 +250,9 @@ class EdgeLog:
         DamagedError: lines are damaged, and nobody else has them.
     """
 
-    def __init__(self, disk: Disk, directory: Path, *, has_others: bool) -> None:
+    def __init__(self, disk: Disk, directory: Path, *, has_others: bool, kept_plans: int = 0) -> None:
         self._disk, self._directory, self._path = disk, directory, directory / _RECORDS
+        self._kept_plans = kept_plans
         with ExitStack() as opening:
             opening.enter_context(disk.reserve(directory))
             disk.make_directory(directory / "plans")
@@ -320,11 +322,18 @@ class EdgeLog:
             # The table before the line: a logged round always has its table.
             self._disk.replace(plan_path(self._directory, record.round), encode_plan(plans))
             self._add(record)
+            self._drop_plans(record.round - self._kept_plans)
             self.device_costs = _find_last_costs(plans)
 
     def close(self) -> None:
         """Gives the directory back."""
         self._reserved.close()
+
+    def _drop_plans(self, last: int) -> None:
+        """Removes the plan table of a round that is no longer kept; rounds that were missed have none."""
+        path = plan_path(self._directory, last)
+        if self._kept_plans and last > 0 and self._disk.exists(path):
+            self._disk.remove(path)
 
     def _add(self, record: RoundRecord) -> None:
         line = record.to_json_line().encode()

@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "coding": ("size and speed of updates with few bits per value", ()),
     "scaleout": ("the Ray engine compared with threads", ()),
     "deployment": ("overhead and memory of real processes", ("overhead", "memory", "flat")),
+    "coordinator": ("whether what the coordinator handles grows with devices", ("memory_transport", "tls")),
     "resilience": ("what faults cost a federation", ("slow_link", "gone", "coordinator")),
     "peers": ("the same rounds in cfel, a bare loop, pfl, Flower and fluke", ("small_cnn", "leaf_cnn")),
     "gpu": ("whether engines agree on a GPU, and their speed", ()),

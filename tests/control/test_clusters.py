@@ -9,7 +9,8 @@ import pytest
 from cfel.control import Budget, Observation, Rounds, Scheme, SchemeParameters, build_scheme
 from cfel.control.clusters import Clusters, Decision
 from cfel.control.exchange import Answer, Exchange, Question, cut_answer, join_answers
-from cfel.control.planning import complete_plan, negotiate_by_scheme, plan_by_scheme
+from cfel.control.planning import negotiate_by_scheme, plan_by_scheme
+from cfel.control.scheme import complete_plan
 from cfel.cost import open_ledger
 from cfel.deployment.protocol.messages import decode, encode
 from cfel.errors import InputError
@@ -107,7 +108,7 @@ class Wire:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("devices", [40, 900])
+@pytest.mark.parametrize("devices", [6, 40, 900])
 def test_clusters_that_answer_alone_get_the_plan_of_all(name: str, devices: int) -> None:
     """Bit for bit, over a wire, with clusters of which one has no device at all."""
     scheme, seen = build_scheme(SCHEMES[name]), observe(devices, 5, name)

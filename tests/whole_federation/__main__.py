@@ -14,13 +14,13 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tests.whole_federation.bugs import BUGS, plant
 from tests.whole_federation.federation import play
 from tests.whole_federation.properties import find_violations, nothing_was_lost
-from tests.whole_federation.schedule import draw_schedule
+from tests.whole_federation.schedule import Schedule, draw_schedule
 
 EVERY = 20
 """How many schedules between two lines, or two writes of the file, that say how far it is."""
@@ -53,13 +53,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--bug", choices=sorted(BUGS), help="a bug to plant")
+    parser.add_argument("--large", action="store_true", help="plan by asking edge servers")
     parser.add_argument("--all", action="store_true", help="do not stop at the first violation")
     parser.add_argument("--out", type=Path, help="where to keep the count, and to continue from")
     options = parser.parse_args()
     count = _begin(options.out, options.seed)
     end = options.seed + options.seeds
     for seed in range(count.next_seed, end):
-        _play_one(seed, options.bug, count, in_full=options.seeds == 1)
+        schedule = replace(draw_schedule(seed), is_large=options.large)
+        _play_one(schedule, options.bug, count, in_full=options.seeds == 1)
         if options.out is not None and (seed + 1 == end or seed % EVERY == EVERY - 1 or count.violated):
             options.out.write_text(json.dumps(asdict(count), indent=2) + "\n")
         if count.violated and not options.all:
@@ -84,8 +86,8 @@ def _begin(path: Path | None, seed: int) -> Count:
     return count
 
 
-def _play_one(seed: int, bug: str | None, count: Count, *, in_full: bool) -> None:
-    began, schedule = time.process_time(), draw_schedule(seed)
+def _play_one(schedule: Schedule, bug: str | None, count: Count, *, in_full: bool) -> None:
+    began, seed = time.process_time(), schedule.seed
     with plant(bug):
         history = play(schedule)
     violations = find_violations(history)

@@ -12,10 +12,17 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+import msgspec
+
 from cfel.deployment.edge.node import EdgeNode
 from cfel.deployment.host import Host
 from cfel.deployment.protocol.calls import Client, Endpoint, RemoteCalls
-from cfel.deployment.protocol.edge_requests import ChangeRequest
+from cfel.deployment.protocol.edge_requests import (
+    ChangeRequest,
+    DeviceResult,
+    EstimateAnswer,
+    PlanAnswer,
+)
 from cfel.deployment.security.identity import Identity
 from cfel.errors import CfelError, RejectedError, SilentEdgeServerError, UnreachableError
 from cfel.learning.torch_state import prepare_process, prepare_thread
@@ -72,7 +79,8 @@ class WholeFederation(Federation):
         self.loop = loop
         self.wire = Wire(seed=schedule.seed)
         asked = experiment(is_patient=patient, returns=schedule.returns)
-        super().__init__(asked, HOME, self.wire, self._host, world(is_patient=patient))
+        shared = world(is_patient=patient, is_large=schedule.is_large)
+        super().__init__(asked, HOME, self.wire, self._host, shared)
         for member in EVERYBODY:
             self.disks[member].on_write = partial(self._note_write, member)
 
@@ -93,15 +101,15 @@ class WholeFederation(Federation):
     def _watch(self, member: Identity, node: EdgeNode) -> None:
         process = (member, self._starts[member])
         for request, endpoint in node.endpoints.items():
-            node.endpoints[request] = replace(endpoint, handle=self._noted(endpoint, process))
+            node.endpoints[request] = replace(endpoint, handle=self._noted(endpoint, process, node))
 
-    def _noted(self, endpoint: Endpoint, process: tuple[Identity, int]) -> Callable[..., Any]:
+    def _noted(self, endpoint: Endpoint, process: tuple[Identity, int], node: EdgeNode) -> Callable[..., Any]:
         async def handle(caller: Identity, request: Any) -> Any:
             call = Call(self.loop.time(), caller, process, request)
             self.history.calls.append(call)
             answer = await endpoint.handle(caller, request)
             if not self.disks[process[0]].is_off:
-                call.answer, call.answered_at = answer, len(self.history.calls)
+                call.answer, call.answered_at = _name_devices(node, request, answer), len(self.history.calls)
             return answer
 
         return handle
@@ -287,9 +295,20 @@ class WholeFederation(Federation):
             self.wire.qualities.pop(link, None)
 
 
+def _name_devices(node: EdgeNode, request: Any, answer: Any) -> Any:
+    """An answer with the devices that are only counted in it, where edge servers keep what they know."""
+    if isinstance(answer, EstimateAnswer) and answer.counts is not None:
+        return msgspec.structs.replace(answer, devices=(None,) * answer.counts.answered)
+    if not isinstance(answer, PlanAnswer) or answer.sums is None:
+        return answer
+    rows = node.server.state.own_rounds[request.position].rows
+    used = [DeviceResult(n, 1.0, 1.0, 1.0, 0, 0, 0.0, None) for n in rows.device.tolist()]
+    return msgspec.structs.replace(answer, devices=tuple(used))
+
+
 def play(schedule: Schedule) -> History:
     """The history of a schedule."""
-    history = History(schedule, world(is_patient=schedule.is_patient))
+    history = History(schedule, world(is_patient=schedule.is_patient, is_large=schedule.is_large))
 
     async def run() -> None:
         async with WholeFederation(schedule, history) as federation:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from cfel.deployment.coordinator.state import Position
+from cfel.deployment.edge.book import join_rows
 from cfel.deployment.protocol.edge_requests import MixAnswer, MixCommand, PlanAnswer, PlanCommand
 from cfel.deployment.security.identity import Identity
 from cfel.runlog import RoundRecord
+from cfel.runlog.plans import PlanTable, decode_plan, plan_path
 from cfel.runlog.records import parse_log
 from cfel.world import World
 from tests.whole_federation.schedule import ALL_EDGES, Schedule
@@ -72,6 +74,16 @@ class History:
         """The records on an edge server's disk."""
         path = HOME / str(edge) / "rounds.jsonl"
         return list(parse_log(path, self.disks[edge].get(path, b"")).records)
+
+    def find_table(self, edge: Identity, number: int) -> PlanTable | None:
+        """The plans of a round that it has logged; those of all edge servers where each logs its own."""
+        logged = self.members(number - 1) if self.schedule.is_large else [edge]
+        paths = {each: plan_path(HOME / str(each), number) for each in logged}
+        found = {each: self.disks[each].get(path) for each, path in paths.items()}
+        if None in found.values():
+            return None
+        tables = [decode_plan(paths[each], number, content or b"") for each, content in found.items()]
+        return join_rows(number, tables)
 
     @cached_property
     def records(self) -> list[RoundRecord]:

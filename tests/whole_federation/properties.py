@@ -30,7 +30,6 @@ from cfel.deployment.protocol.edge_requests import (
 from cfel.deployment.security.identity import Identity
 from cfel.errors import CfelError
 from cfel.runlog import RoundRecord
-from cfel.runlog.plans import decode_plan, plan_path
 from tests.simulation.drive import timeless
 from tests.support.memory_disk import MemoryDisk
 from tests.whole_federation.history import Call, History
@@ -203,11 +202,10 @@ def budgets_are_counted_once(history: History) -> Iterator[str]:
     for edge in ALL_EDGES:
         before = 0.0
         for record in history.log(edge):
-            path = plan_path(HOME / str(edge), record.round)
-            content, before_this, before = history.disks[edge].get(path), before, record.joules
-            if content is None:
+            before_this, before = before, record.joules
+            table = history.find_table(edge, record.round)
+            if table is None:
                 continue
-            table = decode_plan(path, record.round, content)
             rows = list(zip(table.edge_round.tolist(), table.device.tolist(), strict=True))
             if (
                 len(rows) != len(set(rows))
@@ -236,7 +234,10 @@ def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
     records = history.records
     is_patient = history.schedule.is_patient
     is_complete = not history.stuck and (history.schedule.loses_nothing or nothing_was_lost(history))
-    if is_complete and timeless(records) != simulated(is_patient=is_patient, changes=history.lived.changes):
+    is_large, changes = history.schedule.is_large, history.lived.changes
+    if is_complete and timeless(records) != simulated(
+        is_patient=is_patient, is_large=is_large, changes=changes
+    ):
         yield "the log differs from the simulator's"
     for edge in history.last_members:
         disk = MemoryDisk()

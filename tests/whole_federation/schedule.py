@@ -67,6 +67,7 @@ class Schedule:
         is_patient: whether deadlines are longer than all faults.
         returns: whether devices go back to their edge server when it is back.
         operations: what an operator asks for, and when.
+        is_large: whether the fleet is planned by asking edge servers, as large ones are.
     """
 
     seed: int
@@ -74,6 +75,7 @@ class Schedule:
     faults: tuple[Fault, ...]
     returns: bool = False
     operations: tuple[Operation, ...] = ()
+    is_large: bool = False
 
     @property
     def loses_nothing(self) -> bool:

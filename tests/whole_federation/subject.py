@@ -1,5 +1,6 @@
 """The experiment that all schedules are played with, its world, and what the simulator makes of it."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,19 @@ def experiment(*, is_patient: bool, returns: bool = False) -> Experiment:
 
 
 @cache
-def world(*, is_patient: bool) -> World:
-    """What all federations of a kind share; nobody changes it."""
-    return experiment(is_patient=is_patient).build_world()
+def world(*, is_patient: bool, is_large: bool = False) -> World:
+    """What all federations of a kind share; nobody changes it.
+
+    `is_large` has it planned and counted as if it had more devices.
+    """
+    built = experiment(is_patient=is_patient).build_world()
+    return built.with_settings(lambda setting: replace(setting, is_large=is_large))
 
 
 @cache
-def simulated(*, is_patient: bool, changes: tuple[FleetChange, ...] = ()) -> list[dict[str, Any]]:
+def simulated(
+    *, is_patient: bool, is_large: bool = False, changes: tuple[FleetChange, ...] = ()
+) -> list[dict[str, Any]]:
     """The records of the simulator, in which the fleet changes as it did."""
-    changed = world(is_patient=is_patient).with_changes(changes)
+    changed = world(is_patient=is_patient, is_large=is_large).with_changes(changes)
     return timeless([each.record for each in outcomes(experiment(is_patient=is_patient), changed)])

@@ -33,6 +33,7 @@ class _State(msgspec.Struct, frozen=True):
     position: Position = (0, 0, 0)
     models: tuple[str, str] = ("", "")
     last_used_rounds: dict[int, Round] = {}
+    reports: dict[Position, msgspec.Raw] = {}
     gossip: MixAnswer | None = None
 
 
@@ -76,7 +77,7 @@ def _follow_models(history: History) -> dict[str, Uploads]:
         before = states.get(edge, _State(models=(start, start)))
         model = after.models[0]
         uploads = held[before.models[0]] if model == before.models[0] else held.get(model, frozenset())
-        if after.last_used_rounds != before.last_used_rounds:
+        if before.position in after.reports.keys() - before.reports.keys():
             taken = after.last_used_rounds.items() - before.last_used_rounds.items()
             uploads = held[before.models[0]] | {(n, at, before.models[0]) for n, at in taken}
         elif after.gossip is not None and after.gossip != before.gossip:

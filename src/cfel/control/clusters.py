@@ -49,7 +49,7 @@ from cfel.control.problem import (
     describe_late,
     find_feasible_limits,
 )
-from cfel.control.scheme import Observation, RoundPlan
+from cfel.control.scheme import Observation, RoundPlan, complete_plan
 from cfel.control.segments import PricedFleet
 from cfel.control.solution import Proposal, prove
 from cfel.cost import device_joules, device_seconds
@@ -259,6 +259,21 @@ class DivideAnswer:
     joules: FloatArray
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CountQuestion:
+    """Asks what a decision costs, if all devices do what they are asked."""
+
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CountAnswer:
+    """Per cluster: seconds of the slowest device, and joules."""
+
+    seconds: FloatArray
+    joules: FloatArray
+
+
 # The clusters' side.
 
 
@@ -464,10 +479,13 @@ class Clusters:
 
     Args:
         view: what is known of the devices; its clusters are numbered as everywhere.
+
+    Attributes:
+        view: as given.
     """
 
     def __init__(self, view: Observation) -> None:
-        self._view = view
+        self.view = view
         self._parts: list[tuple[Terms, _Part | None]] = []
 
     def answer(self, question: Question) -> Answer:
@@ -476,11 +494,13 @@ class Clusters:
             return self._meet()
         if isinstance(question, RankQuestion):
             return self._rank(question)
+        if isinstance(question, CountQuestion):
+            return self._count(question.decision)
         part = self._find_part(question.terms)
         if isinstance(question, LeastQuestion):
             return self._find_least(question.terms, part)
         if part is None:
-            return _answer_without_devices(question, self._view.clusters)
+            return _answer_without_devices(question, self.view.clusters)
         if isinstance(question, FleetQuestion):
             return part.answers.answer(question.curve or question.undecided)
         if isinstance(question, DivideQuestion):
@@ -489,7 +509,7 @@ class Clusters:
 
     def plan(self, decision: Decision) -> RoundPlan:
         """The plan of the devices in view."""
-        terms, idle = decision.terms, np.zeros(len(self._view.cluster))
+        terms, idle = decision.terms, np.zeros(len(self.view.cluster))
         rho, theta, speed = idle.copy(), idle.copy(), np.ones(len(idle))
         part = None if terms is None else self._find_part(terms)
         if part is not None and decision.settlement is not None:
@@ -513,15 +533,15 @@ class Clusters:
 
     def _sum(self, values: FloatArray, who: BoolArray | IndexArray) -> FloatArray:
         """Sums per cluster, in the order of devices."""
-        return _add(values[who], self._view.cluster[who], self._view.clusters)
+        return _add(values[who], self.view.cluster[who], self.view.clusters)
 
     def _costs(self, rho: float, theta: float) -> tuple[FloatArray, FloatArray]:
-        now, tau = self._view.conditions, self._view.rounds.local_steps
+        now, tau = self.view.conditions, self.view.rounds.local_steps
         seconds = device_seconds(rho, theta, tau, now.mu, now.nu)
         return seconds, device_joules(rho, theta, tau, now.alpha, now.nu, now.power)
 
     def _meet(self) -> MeetAnswer:
-        view, present = self._view, self._view.conditions.available
+        view, present = self.view, self.view.conditions.available
         devices = self._sum(np.ones(len(present)), present)
         seconds = joules = np.zeros(view.clusters)
         if view.rounds.stop != "rounds":
@@ -533,8 +553,8 @@ class Clusters:
 
     def _find_medians(self, values: FloatArray) -> FloatArray:
         """The median of every cluster's devices; 0 without any."""
-        present, found = self._view.conditions.available, np.zeros(self._view.clusters)
-        cluster = self._view.cluster[present]
+        present, found = self.view.conditions.available, np.zeros(self.view.clusters)
+        cluster = self.view.cluster[present]
         order = np.argsort(cluster, kind="stable")
         names, start = np.unique(cluster[order], return_index=True)
         groups = np.split(values[present][order], start[1:])
@@ -543,7 +563,7 @@ class Clusters:
         return found
 
     def _rank(self, question: RankQuestion) -> RankAnswer:
-        view, present = self._view, np.flatnonzero(self._view.conditions.available)
+        view, present = self.view, np.flatnonzero(self.view.conditions.available)
         seconds = self._costs(question.rho, question.theta)[0][present]
         cluster = view.cluster[present]
         place = np.searchsorted(question.seconds, seconds)
@@ -554,8 +574,18 @@ class Clusters:
         np.maximum.at(slowest, cluster, seconds)
         return RankAnswer(np.cumsum(count[:-1], axis=0), fastest, slowest)
 
+    def _count(self, decision: Decision) -> CountAnswer:
+        view = self.view
+        plan = complete_plan(self.plan(decision), view)
+        now = plan.apply_speed(plan.leave_out(view.conditions))
+        tau, present, slowest = view.rounds.local_steps, now.available, np.zeros(view.clusters)
+        seconds = device_seconds(plan.rho, plan.theta, tau, now.mu, now.nu)
+        joules = device_joules(plan.rho, plan.theta, tau, now.alpha, now.nu, now.power)
+        np.maximum.at(slowest, view.cluster[present], seconds[present])
+        return CountAnswer(slowest, self._sum(np.where(present, joules, 0.0), np.arange(len(joules))))
+
     def _find_least(self, terms: Terms, part: _Part | None) -> LeastAnswer:
-        clusters = self._view.clusters
+        clusters = self.view.clusters
         if part is None:
             return LeastAnswer(*np.zeros((len(fields(LeastAnswer)), clusters)))
         problem, limits = part.problem, part.limits
@@ -591,7 +621,7 @@ class Clusters:
         )
 
     def _add_up(self, part: _Part, settled: _Settled) -> SettleAnswer:
-        cluster, clusters = part.problem.cluster, self._view.clusters
+        cluster, clusters = part.problem.cluster, self.view.clusters
         slowest = np.zeros(clusters)
         np.maximum.at(slowest, cluster, settled.seconds)
         return SettleAnswer(
@@ -609,7 +639,7 @@ class Clusters:
         return part
 
     def _make_part(self, terms: Terms) -> _Part | None:
-        view, now = self._view, self._view.conditions
+        view, now = self.view, self.view.conditions
         seconds, joules = self._costs(terms.rho[0], terms.theta[0])
         who = now.available & (seconds <= terms.longest) & (joules <= terms.too_costly)
         if terms.punctual:

@@ -4,7 +4,6 @@ HCEF and its ablations solve the same problem and differ only in the bounds they
 of bounds, and the work is done here once. How the problem is solved is in `solve` and `list_solver`.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -31,6 +30,7 @@ from cfel.control.scheme import (
     Scheme,
     SchemeParameters,
     State,
+    complete_plan,
     make_empty_plan,
 )
 from cfel.control.solution import Solution
@@ -83,21 +83,6 @@ def negotiate_by_scheme(
         known = _limit_rounds(known, find_typical(answer))
     found = yield from scheme.negotiate(state, known)
     return found
-
-
-def complete_plan(plan: RoundPlan, observation: Observation) -> RoundPlan:
-    """Adds what a scheme does not state: the estimates of σ² and G², and the weights of sampled devices."""
-    if math.isnan(plan.sigma2) or math.isnan(plan.g2):
-        sigma2, g2 = observation.estimates()
-        plan = replace(plan, sigma2=sigma2, g2=g2)
-    if plan.weight is None:
-        plan = replace(plan, weight=observation.conditions.weight)
-    if observation.small_batches is not None:
-        # Every scheme is charged for whole samples, in both accounts.
-        share = (plan.local_steps or observation.rounds.local_steps) / observation.rounds.local_steps
-        whole = share * observation.small_batches.round_down(plan.rho / share)
-        plan = replace(plan, rho=np.where(plan.rho > 0, whole, 0.0))
-    return plan
 
 
 def plan_round(

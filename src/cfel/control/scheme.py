@@ -10,7 +10,7 @@ checkpoint. Schemes live in `schemes/`; this module does not know them.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -397,3 +397,18 @@ def make_empty_plan(devices: int) -> RoundPlan:
     """Makes the plan of a round in which no device takes part."""
     idle = np.zeros(devices)
     return RoundPlan(idle, idle, sigma2=0.0, g2=0.0, objective=0.0, lower_bound=0.0, gap=0.0)
+
+
+def complete_plan(plan: RoundPlan, observation: Observation) -> RoundPlan:
+    """Adds what a scheme does not state: the estimates of σ² and G², and the weights of sampled devices."""
+    if math.isnan(plan.sigma2) or math.isnan(plan.g2):
+        sigma2, g2 = observation.estimates()
+        plan = replace(plan, sigma2=sigma2, g2=g2)
+    if plan.weight is None:
+        plan = replace(plan, weight=observation.conditions.weight)
+    if observation.small_batches is not None:
+        # Every scheme is charged for whole samples, in both accounts.
+        share = (plan.local_steps or observation.rounds.local_steps) / observation.rounds.local_steps
+        whole = share * observation.small_batches.round_down(plan.rho / share)
+        plan = replace(plan, rho=np.where(plan.rho > 0, whole, 0.0))
+    return plan

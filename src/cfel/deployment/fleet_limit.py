@@ -1,7 +1,8 @@
 """The largest fleet whose state fits into a coordinator's messages, computed before anything starts.
 
 The coordinator's state travels in one header with every command, and grows with devices and edge rounds. A
-fleet beyond its limit would fail in the middle of the first global round.
+fleet beyond its limit would fail in the middle of the first global round. Where a fleet is planned by asking
+edge servers, it does not grow.
 """
 
 from dataclasses import replace
@@ -32,12 +33,17 @@ from cfel.world import World
 _SAMPLE = 100
 # MessagePack writes every float in nine bytes.
 _NUMBER = 0.1
+# An accuracy, and its share of everything else.
+_METRIC_BYTES = 10
 # Longer than honest devices' names for clocks and counters, so that some may send the 40 that are allowed.
 _SOURCE = "x" * 12
 
 
 def check_fleet_size(world: World, deployment: DeploymentParameters) -> None:
     """Raises an `InputError` if the fleet is too large for the coordinator's messages."""
+    if world.setting.by_clusters:
+        _check_clusters(world)
+        return
     devices, most = world.setting.fleet.devices, find_most_devices(world, deployment)
     if devices > most:
         rounds = plural(world.setting.rounds.edge_rounds, "edge round")
@@ -46,6 +52,17 @@ def check_fleet_size(world: World, deployment: DeploymentParameters) -> None:
             f"{deployment.conditions} conditions can have at most {most:,} devices, because the "
             f"coordinator's state must fit into a message of {MOST_HEADER_BYTES:,} bytes; "
             "fewer rounds.edge allow more"
+        )
+
+
+def _check_clusters(world: World) -> None:
+    """The same where edge servers keep what is known of their devices: only accuracies travel."""
+    sizes, most = world.setting.fleet.sizes, MOST_HEADER_BYTES // _METRIC_BYTES
+    if sizes.max() > most:
+        raise InputError(
+            f"fleet: edge {int(sizes.argmax())} has {int(sizes.max()):,} devices, at most {most:,} per edge "
+            f"server are possible, because their accuracies must fit into a message of "
+            f"{MOST_HEADER_BYTES:,} bytes"
         )
 
 

@@ -13,11 +13,12 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cfel.deployment.coordinator.changes import adopt_records
-from cfel.deployment.edge.storage import EdgeDisk
+from cfel.deployment.edge.book import join_rows
+from cfel.deployment.edge.storage import EdgeDisk, read_losses
 from cfel.deployment.fleet_limit import check_fleet_size
 from cfel.deployment.host import RealDisk
 from cfel.deployment.node import Node
@@ -40,6 +41,8 @@ from cfel.simulation.parameters import reject_buffering
 from cfel.world import World
 
 LOOPBACK, LOOPBACK_V6 = "127.0.0.1", "::1"
+# How often the tables of edge servers that do not answer are looked for.
+_MOST_LOOKS = 100
 _POLL_SECONDS = 0.1
 # Between two attempts to write to a disk that is full.
 _DISK_SECONDS = 2.0
@@ -192,6 +195,7 @@ class LogMerger:
         records = RunDirectory.open(out).records()
         self._world = adopt_records(world, records)
         self._last: RoundRecord | None = next(reversed(records), None)
+        self._looks = 0
 
     @property
     def is_over(self) -> bool:
@@ -210,16 +214,32 @@ class LogMerger:
             # Several edge servers may have logged a round; their records agree.
             self._found |= {each.round: each for each in log.read_new() if each.round >= self._next_round}
         # Rounds are appended without gaps: one that no edge server has logged yet stops the merge here.
-        while self._next_round in self._found:
+        while self._next_round in self._found and self._has_tables(self._next_round):
             self._append(self._found[self._next_round])
+            self._looks = 0
+
+    def _has_tables(self, number: int) -> bool:
+        """Whether all edge servers have logged a round, where each logs its own devices; or not soon."""
+        if not self._world.setting.by_clusters or number + 1 in self._found:
+            return True
+        self._looks += 1
+        logged = sum(plan_path(node, number).exists() for node in self._logs)
+        return logged == len(self._world.membership_at(number - 1).edges) or self._looks > _MOST_LOOKS
 
     @property
     def _next_round(self) -> int:
         return (self._writer.last_round or 0) + 1
 
     def _append(self, record: RoundRecord) -> None:
-        tables = [node for node in self._logs if plan_path(node, record.round).exists()]
-        self._writer.append(record, read_plan(tables[0], record.round) if tables else None)
+        nodes = [node for node in self._logs if plan_path(node, record.round).exists()]
+        tables = [read_plan(node, record.round) for node in nodes]
+        if tables and self._world.setting.by_clusters:
+            # Each edge server has logged its own devices.
+            tables = [join_rows(record.round, tables)]
+        lost = [loss for node in self._logs for loss in read_losses(RealDisk(), node, record.round)]
+        if lost:
+            record = replace(record, losses=(*record.losses, *lost))
+        self._writer.append(record, tables[0] if tables else None)
         # Only now: the disk may have been full, and the round is to be appended later.
         self._last = self._found.pop(record.round)
         self._world = adopt_records(self._world, [record])

@@ -114,7 +114,9 @@ def _list_clusters(setting: Setting, known: Sequence[Estimates | None]) -> list[
 
 def add_kept_energy(setting: Setting, known: Sequence[Estimates | None]) -> tuple[FloatArray, FloatArray]:
     """Sums of the energy that the largest entries keep, entries × clusters, and how many devices say so."""
-    named = [(n, each.kept_energy) for n, each in enumerate(known) if each is not None and each.kept_energy]
+    # Without devices that have left: their last edge server may have left, too.
+    known_now = ((n, known[n]) for n in setting.fleet.list_members())
+    named = [(n, each.kept_energy) for n, each in known_now if each is not None and each.kept_energy]
     clusters = setting.fleet.clusters
     if not named:
         return np.zeros((0, clusters)), np.zeros(clusters)

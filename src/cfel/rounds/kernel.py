@@ -76,9 +76,12 @@ def initial_control(setting: Setting) -> ControlState:
     )
 
 
-def enter_round(setting: Setting, control: ControlState) -> ControlState:
-    """The control at the start of a global round: a fleet that has grown has more places in the accounts."""
-    devices, clusters = setting.fleet.devices, setting.fleet.clusters
+def enter_round(setting: Setting, control: ControlState, devices: int | None = None) -> ControlState:
+    """The control at the start of a global round: a fleet that has grown has more places in the accounts.
+
+    `devices` are those that have an account here; None for all.
+    """
+    devices, clusters = setting.fleet.devices if devices is None else devices, setting.fleet.clusters
     if len(control.spent_joules) == devices and control.expected.clusters == clusters:
         return control
     return replace(
@@ -269,6 +272,15 @@ def charge_edge_round(control: ControlState, outcome: EdgeRoundOutcome) -> Contr
     )
 
 
+def charge_costs(control: ControlState, expected: EdgeRoundCost, realised: EdgeRoundCost) -> ControlState:
+    """The same where devices have their accounts elsewhere."""
+    return replace(
+        control,
+        expected=after_edge_round(control.expected, expected),
+        realised=after_edge_round(control.realised, realised),
+    )
+
+
 def _add_losses(control: ControlState, outcome: EdgeRoundOutcome) -> FloatArray | None:
     if not outcome.losses:
         return control.losses
@@ -405,16 +417,27 @@ def ends_at_budget(setting: Setting, control: ControlState, look_ahead: Callable
     overrun all the same. At most what a round has cost on average so far is left unused. `look_ahead` gives
     what the scheme would see at the start of the next round.
     """
-    if not (setting.scheme.keeps_budgets and _is_nearly_spent(setting, control)):
+    if not may_end_at_budget(setting, control):
         return False
     observation = look_ahead()
     plan, _ = plan_edge_round(setting, control, observation)
-    # The other edge rounds of the round are taken to cost what its first one would.
-    conditions, edge_rounds = plan.leave_out(observation.conditions), setting.rounds.edge_rounds
+    conditions = plan.leave_out(observation.conditions)
     outcome = compute_outcome(replace(setting, accounting="expected"), conditions, plan, work=())
-    left, gossip = control.ledger(setting), observation.gossip_seconds_left
-    seconds = float((edge_rounds * outcome.expected.seconds + gossip).max())
-    joules = edge_rounds * outcome.expected.joules
+    return exceeds_budget(setting, control, observation, outcome.expected)
+
+
+def may_end_at_budget(setting: Setting, control: ControlState) -> bool:
+    """Whether so little is left of a budget that it may not cover another round."""
+    return setting.scheme.keeps_budgets and _is_nearly_spent(setting, control)
+
+
+def exceeds_budget(
+    setting: Setting, control: ControlState, observation: Observation, cost: EdgeRoundCost
+) -> bool:
+    """Whether a round whose edge rounds all cost what its first one would exceeds a budget."""
+    edge_rounds, left = setting.rounds.edge_rounds, control.ledger(setting)
+    seconds = float((edge_rounds * cost.seconds + observation.gossip_seconds_left).max())
+    joules = edge_rounds * cost.joules
     wider = 1 + _ROUNDING
     return (
         left.seconds + seconds > observation.budget.seconds * wider

@@ -6,7 +6,7 @@ Where a fleet is planned by clusters, nobody adds up the numbers of all devices:
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from cfel.arrays import BoolArray, FloatArray
 from cfel.control.clusters import Decision
 from cfel.control.scheme import RoundPlan
 from cfel.control.setting import Setting
-from cfel.cost import EdgeRoundCost, GlobalRoundCost, global_round_cost
+from cfel.cost import NO_DEVICE, EdgeRoundCost, GlobalRoundCost, global_round_cost
 from cfel.rounds.kernel import EdgeRoundOutcome
 
 
@@ -58,6 +58,16 @@ class ClusterTotals:
         """The cost of what was done."""
         slowest = self.realised_slowest.astype(np.int64)
         return EdgeRoundCost(self.realised_seconds, slowest, float(self.realised_joules.sum()))
+
+
+def _make_nobody() -> ClusterTotals:
+    nothing, no_device = np.zeros(1), np.full(1, float(NO_DEVICE))
+    columns = {each.name: nothing for each in fields(ClusterTotals)}
+    return ClusterTotals(**{**columns, "expected_slowest": no_device, "realised_slowest": no_device})
+
+
+NOBODY = _make_nobody()
+"""Of a cluster in which nobody took part."""
 
 
 def count_clusters(setting: Setting, outcome: EdgeRoundOutcome, took_part: BoolArray) -> ClusterTotals:

@@ -204,7 +204,7 @@ async def take_over(edges: TermCalls, world: World, deployment: DeploymentParame
             found = (each.proposal for each in answers.values())
             return Handover(newest, tuple(each for each in found if each is not None))
         if not states and not may_have_begun(answers, len(edges.members)):
-            joined = sum(len(each.connected) for each in answers.values())
+            joined = sum(len(each.connected) + each.joined for each in answers.values())
             devices = len(world.at(0).setting.fleet.list_members())
             complete = len(answers) == len(edges.members) and joined == devices
             # The first round need not wait for stragglers forever, but needs somebody to work.

@@ -19,6 +19,7 @@ import numpy as np
 from cfel.arrays import BoolArray
 from cfel.control.scheme import Observation
 from cfel.control.setting import Setting
+from cfel.deployment.coordinator.asking import AskedClusters
 from cfel.deployment.coordinator.calls import (
     QUICK_SECONDS,
     TRY_AGAIN_SECONDS,
@@ -32,6 +33,7 @@ from cfel.deployment.coordinator.counting import (
     Answer,
     add_edge_round,
     add_estimates,
+    add_sums,
     bound_answers,
     combine_scores,
     count_edge_round,
@@ -64,13 +66,14 @@ from cfel.deployment.protocol.edge_requests import (
     MixAnswer,
     MixCommand,
     NewestRequest,
+    OrderCounts,
     PlanAnswer,
     PlanCommand,
     ReleaseRequest,
     StopCommand,
 )
 from cfel.deployment.security.identity import Identity
-from cfel.errors import AllDivergedError, RejectedError, UnreachableError
+from cfel.errors import AllDivergedError, DeploymentError, RejectedError, UnreachableError
 from cfel.losses import RoundLoss
 from cfel.membership import FleetChange
 from cfel.rounds.estimates import (
@@ -83,14 +86,16 @@ from cfel.rounds.kernel import (
     charge_gossip,
     close_global_round,
     ends_at_budget,
+    exceeds_budget,
     find_used,
     is_evaluated,
     is_over,
+    may_end_at_budget,
     observe,
     plan_edge_round,
 )
 from cfel.rounds.records import RoundScores, make_plan_table, make_record
-from cfel.rounds.totals import add_up
+from cfel.rounds.totals import add_up, add_up_clusters
 from cfel.runlog import RoundRecord
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
@@ -148,7 +153,7 @@ class Coordinator:
         self._edges.leaving = found.find_leaving()
         self._since_last_count()
         while not over:
-            if state.position[1:] == (0, 0) and state.plan is None:
+            if state.position[1:] == (0, 0) and not state.is_planned:
                 await self._begin_round(state)
             if not gossip_is_next(self._world, state.position):
                 state = await self._run_edge_round(state)
@@ -163,6 +168,11 @@ class Coordinator:
         Raises:
             DeposedError: edge servers have joined or left meanwhile, so others may have elected it.
         """
+        if self._by_clusters and state.estimates:
+            raise DeploymentError(
+                "the run was begun by an older version, whose coordinator had the numbers of all devices: "
+                "end it with that version, or delete the edge servers' directories to begin anew"
+            )
         if len(state.changes) > len(self._world.changes):
             self._world = self._world.with_changes(state.changes)
         number = state.control.rounds_done
@@ -188,10 +198,16 @@ class Coordinator:
             await self._edges.command(command, self._deployment.gossip_seconds, only=sorted(new))
 
     async def _run_edge_round(self, state: CoordinatorState) -> CoordinatorState:
-        if state.plan is None:
-            state = await self._plan(state)
+        if not state.is_planned:
+            state = await (self._ask_and_plan(state) if self._by_clusters else self._plan(state))
         command = PlanCommand(self._edges.term, state.position, state)
         found = await self._edges.command(command, self._deployment.round_seconds)
+        if self._by_clusters:
+            after = add_sums(self._world, state, found, self._since_last_count())
+            await self._stop_if_counts_say_so(
+                [each.sums.counts for each in found.values() if each.sums], state
+            )
+            return after
         state, answers, implausible = self._bound(state, found)
         after = add_edge_round(self._world, state, answers, self._since_last_count())
         arrived = {each.device for answer in answers.values() for each in answer.devices}
@@ -234,6 +250,52 @@ class Coordinator:
         # With sampled devices it may take a few rounds; one that is merely late may answer in the next.
         is_majority = 2 * len(self._diverged & there) > len(there)
         return bool(diverged) and asked & there <= diverged and is_majority
+
+    @property
+    def _by_clusters(self) -> bool:
+        return self._world.setting.by_clusters
+
+    async def _ask_and_plan(self, state: CoordinatorState) -> CoordinatorState:
+        """The state with a decision, made by asking edge servers about their devices."""
+        setting, seconds = self._world.setting, self._deployment.gossip_seconds
+        asked = AskedClusters(self._world, self._edges, state.position, seconds)
+        await asked.meet()
+        if self._world.training.local.estimator == "fresh" or asked.lacks_estimates(state.position):
+            command = EstimateCommand(self._edges.term, state.position, (), self._world.changes)
+            answers = await self._edges.command(command, self._deployment.round_seconds)
+            await self._stop_if_counts_say_so(
+                [each.counts for each in answers.values() if each.counts], state
+            )
+            await asked.meet()
+        found = await asked.plan(state)
+        while found.decision.terms is None and not await self._is_anybody_connected():
+            # Rounds without any device would use the run up.
+            await asyncio.sleep(TRY_AGAIN_SECONDS)
+            await asked.meet()
+            found = await asked.plan(state)
+        used = find_used(setting.schedule_by, found.observation)
+        control = replace(state.control, scheme=found.state)
+        asked_edges = tuple(sorted(asked.present))
+        return replace(state, decision=found.decision, asked=asked_edges, control=control, used=used)
+
+    async def _is_anybody_connected(self) -> bool:
+        answers = await self._edges.ask_once(NewestRequest(self._edges.term), QUICK_SECONDS)
+        return any(each.joined for each in answers.values())
+
+    async def _stop_if_counts_say_so(self, counts: Sequence[OrderCounts], state: CoordinatorState) -> None:
+        """The same as `_stop_if_diverged`, by numbers of devices.
+
+        Raises:
+            AllDivergedError: nobody can train any more; all edge servers that are there have been told.
+        """
+        asked, diverged = sum(each.asked for each in counts), sum(each.diverged for each in counts)
+        there = len(self._world.setting.fleet.list_members())
+        if any(each.answered for each in counts) or not asked or diverged < asked or 2 * diverged <= there:
+            return
+        await self._edges.command(
+            StopCommand(self._edges.term, state.position), self._deployment.gossip_seconds
+        )
+        raise describe_all_diverged(self._world, state.position)
 
     async def _plan(self, state: CoordinatorState) -> CoordinatorState:
         setting, control = self._world.setting, state.control
@@ -280,6 +342,8 @@ class Coordinator:
         """Whether the budgets do not cover another round; `closed` is after the one that has ended."""
         state = replace(enter_round(world, closed), edge_round=0)
         setting, control = world.at(state.control.rounds_done).setting, state.control
+        if self._by_clusters:
+            return may_end_at_budget(setting, control) and await self._exceeds_budget(world, state)
 
         def look_ahead() -> Observation:
             conditions = setting.conditions(control.rounds_done, 0, control.spent_joules)
@@ -287,6 +351,15 @@ class Coordinator:
             return self._observe(setting, state, conditions.without(absent))
 
         return await self._host.compute.run(lambda: ends_at_budget(setting, control, look_ahead))
+
+    async def _exceeds_budget(self, world: World, state: CoordinatorState) -> bool:
+        """Whether the next round would exceed a budget, by what edge servers say about their devices."""
+        at, seconds = state.position, self._deployment.gossip_seconds
+        ahead = world.at(at[0])
+        asked = AskedClusters(ahead, self._edges, at, seconds, is_ahead=True)
+        await asked.meet()
+        found = await asked.plan(state)
+        return exceeds_budget(ahead.setting, state.control, found.observation, await asked.count(found))
 
     def _bound(
         self, state: CoordinatorState, answers: Mapping[int, Answer]
@@ -378,12 +451,17 @@ class Coordinator:
         edge_rounds = [
             count_edge_round(self._world, state.control.rounds_done, finished) for finished in state.finished
         ]
+        totals = (
+            add_up_clusters(setting, state.totals, state.decided)
+            if self._by_clusters
+            else add_up(setting, edge_rounds)
+        )
         scores = await self._find_scores(after) if evaluates else RoundScores()
         digests = [after.digests[i] for i in setting.fleet.list_edges()]
         record = make_record(
             world,
             control,
-            add_up(setting, edge_rounds),
+            totals,
             scores,
             model_sha256=hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest(),
             wall_seconds=self._host.time_of_day() - state.started_at,
@@ -396,14 +474,17 @@ class Coordinator:
             await self._edges.propose(state.position, record, self._deployment.gossip_seconds)
         ahead = world.at(record.round).setting
         over = is_over(ahead.rounds, ahead.budget, ahead.metrics[0], record)
-        table = make_plan_table(setting, edge_rounds, control.rounds_done)
-        command = CloseCommand(self._edges.term, state.position, record, table, over)
+        table = None if self._by_clusters else make_plan_table(setting, edge_rounds, control.rounds_done)
+        counted = tuple(tuple(np.flatnonzero(each.devices).tolist()) for each in state.totals)
+        command = CloseCommand(self._edges.term, state.position, record, table, over, counted)
         logged = await self._close(command, world)
         if over:
             missing = tuple(i for i in self._edges.members if i not in logged)
             await self._edges.ask_once(ReleaseRequest(missing), QUICK_SECONDS)
         self._world = world
-        after = replace(after, control=control, edge_round=0, step=0, finished=(), gossip_losses=())
+        after = replace(
+            after, control=control, edge_round=0, step=0, finished=(), decided=(), totals=(), gossip_losses=()
+        )
         after = replace(enter_round(world, after), started_at=self._host.time_of_day())
         return (after if over else self._enter(after)), over
 

@@ -14,11 +14,14 @@ import msgspec
 import numpy as np
 
 from cfel.arrays import FloatArray
+from cfel.control.exchange import join_answers
 from cfel.control.scheme import RoundPlan
 from cfel.deployment.coordinator.state import CoordinatorState, FinishedEdgeRound
 from cfel.deployment.measurement.measured_rounds import (
     FederationMeasurements,
     add_overhead,
+    add_rest,
+    advance_by,
     advance_ledger,
     apply_measured_costs,
     apply_reports,
@@ -39,8 +42,16 @@ from cfel.deployment.protocol.edge_requests import (
 from cfel.errors import DeploymentError
 from cfel.learning.local.estimates import Estimates, refresh_estimates
 from cfel.losses import RoundLoss
-from cfel.rounds.kernel import DeviceWork, EdgeRoundOutcome, charge_edge_round, compute_outcome, find_late
+from cfel.rounds.kernel import (
+    DeviceWork,
+    EdgeRoundOutcome,
+    charge_costs,
+    charge_edge_round,
+    compute_outcome,
+    find_late,
+)
 from cfel.rounds.records import RoundScores, average_metrics, mean_metric
+from cfel.rounds.totals import NOBODY
 from cfel.system.backhaul import Backhaul, live_metropolis_weights
 from cfel.system.conditions import Conditions
 from cfel.world import World
@@ -135,6 +146,58 @@ def note_used(state: CoordinatorState, answers: Iterable[FetchAnswer]) -> Coordi
         for device, at in answer.last_used_rounds.items():
             used[device] = max(at, used.get(device, at))
     return replace(state, last_used_rounds=used)
+
+
+def add_sums(
+    world: World, state: CoordinatorState, answers: Mapping[int, PlanAnswer], seconds: float
+) -> CoordinatorState:
+    """The same where a fleet is planned by clusters: edge servers have counted their own devices."""
+    if state.decision is None:
+        raise DeploymentError("an edge round without a decision cannot be counted")
+    sums = {i: answer.sums for i, answer in answers.items() if answer.sums is not None}
+    columns = [sums[i].totals if i in sums else NOBODY for i in range(world.setting.fleet.clusters)]
+    totals = join_answers(columns)
+    control = charge_costs(state.control, totals.expected, totals.realised)
+    # Of a decision, the record needs only what it says about all devices.
+    decided = replace(state.decision, terms=None, settlement=None)
+    after = replace(
+        state,
+        control=control,
+        edge_round=state.edge_round + 1,
+        step=0,
+        decision=None,
+        asked=(),
+        decided=(*state.decided, decided),
+        totals=(*state.totals, totals),
+        gossip_losses=(*state.gossip_losses, *_find_lost_clusters(world, state, sums.keys())),
+    )
+    if state.measured is None:
+        return after
+    passed = max([seconds, *(answer.seconds for answer in answers.values())])
+    slowest = max((each.device_seconds for each in sums.values()), default=0.0)
+    return replace(
+        after,
+        control=replace(control, realised=advance_by(state.control.realised, totals.realised, passed)),
+        measured=add_rest(state.measured, passed, slowest),
+    )
+
+
+def _find_lost_clusters(world: World, state: CoordinatorState, counted: Collection[int]) -> list[RoundLoss]:
+    """What the simulator has to know of edge servers that were not asked, or have not answered.
+
+    What the others have lost is in their own logs.
+    """
+    fleet, number = world.setting.fleet, state.control.rounds_done + 1
+    members, edges = fleet.list_members(), fleet.list_edges()
+    absent = [i for i in edges if i not in state.asked]
+    lost = [i for i in state.asked if i not in counted]
+    if not absent and not lost:
+        return []
+
+    def list_devices(clusters: Sequence[int]) -> tuple[int, ...]:
+        return tuple(n for n in members if fleet.cluster[n] in clusters)
+
+    return [RoundLoss(number, state.edge_round, list_devices(absent), list_devices(lost))]
 
 
 def _find_newest(known: Estimates | None, result: DeviceResult) -> Estimates | None:
@@ -236,7 +299,7 @@ def bound_answers(
     found = [each for answer in answers.values() for each in answer.devices]
     fresh = {each.device: each.measured for each in found if each.measured is not None}
     local_steps = None if state.plan is None else state.plan.local_steps
-    observed = {each.device: _observe_work(world, each, local_steps) for each in found}
+    observed = {each.device: observe_work(world, each, local_steps) for each in found}
     now = world.setting.conditions(*state.position[:2])
     bounded = bound_reports(fresh, state.measured, observed, usual, now, spread)
     return {edge: _replace_reports(each, bounded.reports) for edge, each in answers.items()}, bounded
@@ -249,7 +312,7 @@ def _replace_reports(answer: Answer, reports: Mapping[int, MeasurementReport]) -
     return msgspec.structs.replace(answer, devices=devices)
 
 
-def _observe_work(
+def observe_work(
     world: World, found: DeviceEstimates | DeviceResult, local_steps: int | None
 ) -> ObservedWork:
     """What the edge server saw of a device's work."""

@@ -9,6 +9,7 @@ what edge servers reported. It travels with every command, so that a successor c
 
 from dataclasses import dataclass, field, replace
 
+from cfel.control.clusters import Decision
 from cfel.control.scheme import RoundPlan
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements, FederationMeasurements
 from cfel.deployment.protocol.messages import Count
@@ -17,6 +18,7 @@ from cfel.losses import RoundLoss
 from cfel.membership import FleetChange
 from cfel.rounds import kernel
 from cfel.rounds.kernel import ControlState, DeviceWork, initial_control
+from cfel.rounds.totals import ClusterTotals
 from cfel.world import World
 
 Position = tuple[Count, Count, Count]
@@ -81,9 +83,14 @@ class CoordinatorState:
         changes: all changes of the fleet that a majority has agreed on, those of the experiment file
             included.
         absent_now: devices that the plan leaves out because they are not there.
-        gossip_losses: gossip steps of this global round that not all took part in.
+        gossip_losses: gossip steps of this global round that not all took part in; edge rounds, too, where a
+            fleet is planned by clusters.
         last_used_rounds: per device, the round of its last upload that went into a model; moves with it.
         late_rounds: per device, the rounds since then whose uploads missed the scheme's deadline.
+        decision: in place of the plan, where a fleet is planned by clusters. What is known of devices is then
+            with their edge servers, and everything here that has an entry per device is empty.
+        asked: edge servers that it was made with; the others' devices do not take part.
+        decided, totals: what was decided, and came of it, in the finished edge rounds.
     """
 
     control: ControlState
@@ -104,6 +111,10 @@ class CoordinatorState:
     gossip_losses: tuple[RoundLoss, ...] = ()
     last_used_rounds: dict[Count, tuple[Count, Count]] = field(default_factory=dict)
     late_rounds: dict[Count, tuple[tuple[Count, Count], ...]] = field(default_factory=dict)
+    decision: Decision | None = None
+    asked: tuple[Count, ...] = ()
+    decided: tuple[Decision, ...] = ()
+    totals: tuple[ClusterTotals, ...] = ()
 
     @property
     def position(self) -> Position:
@@ -111,17 +122,23 @@ class CoordinatorState:
         return self.control.rounds_done, self.edge_round, self.step
 
     @property
+    def is_planned(self) -> bool:
+        """Whether there is a plan of the next edge round."""
+        return self.plan is not None or self.decision is not None
+
+    @property
     def recency(self) -> tuple[Position, bool]:
         """Later states are larger."""
-        return self.position, self.plan is not None
+        return self.position, self.is_planned
 
 
 def initial_coordinator_state(world: World, now: float, *, measures: bool = False) -> CoordinatorState:
     """Before the first round, which begins now by the time of day."""
     setting = world.at(0).setting
-    clusters, devices = setting.fleet.clusters, setting.fleet.devices
+    clusters, control = setting.fleet.clusters, initial_control(setting)
+    devices = 0 if setting.by_clusters else setting.fleet.devices
     return CoordinatorState(
-        control=initial_control(setting),
+        control=replace(control, spent_joules=control.spent_joules[:devices]),
         edge_round=0,
         step=0,
         estimates=(None,) * devices,
@@ -142,13 +159,14 @@ def enter_round(world: World, state: CoordinatorState) -> CoordinatorState:
     fleet, before = setting.fleet, world.at(max(number - 1, 0)).setting.fleet
     first, new = state.digests[before.list_edges()[0]], set(fleet.list_edges()) - set(before.list_edges())
     digests = [*state.digests, *[first] * (fleet.clusters - len(state.digests))]
+    devices = 0 if setting.by_clusters else fleet.devices
     return replace(
         state,
-        control=kernel.enter_round(setting, state.control),
-        estimates=(*state.estimates, *(None,) * (fleet.devices - len(state.estimates))),
+        control=kernel.enter_round(setting, state.control, devices),
+        estimates=(*state.estimates, *(None,) * (devices - len(state.estimates))),
         digests=tuple(first if i in new else digest for i, digest in enumerate(digests)),
         metrics=(*state.metrics, *(0.0,) * (fleet.clusters - len(state.metrics))),
-        measured=None if state.measured is None else state.measured.enter_round(fleet.devices),
+        measured=None if state.measured is None else state.measured.enter_round(devices),
         absent_devices=tuple(n for n in state.absent_devices if n in set(fleet.list_members())),
         changes=world.changes,
     )

@@ -86,9 +86,11 @@ class PeerMonitor:
         self.instances.note(caller.number, request.instance)
         if request.over:
             self.over.add(caller.number)
+        large = self._server.whole.setting.by_clusters
         return HelloAnswer(
             self._server.finished.is_set(),
-            self._own_devices.states(),
+            # Of a large fleet, every edge server shows its own devices.
+            {} if large else self._own_devices.states(),
             __version__,
             self._instance,
             self._member.state.term,

@@ -1,5 +1,7 @@
 """Models of other edge servers: fetched for a gossip step, and kept until it is over.
 
+Also fetches what others know of devices that have come from them, where a fleet is planned by clusters.
+
 A model that has another size, is not finite or is absurd is not taken. Its sender is then left out of this
 gossip step (`coordinator.counting.mixing_rows`), and the others continue without it.
 """
@@ -7,7 +9,7 @@ gossip step (`coordinator.counting.mixing_rows`), and the others continue withou
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from cfel.deployment.coordinator.state import Position
@@ -16,7 +18,8 @@ from cfel.deployment.host import Compute
 from cfel.deployment.payloads import model_size, read_model
 from cfel.deployment.plausible_models import check_model
 from cfel.deployment.protocol.calls import Calls, give_up_if
-from cfel.deployment.protocol.edge_requests import PeerModelRequest
+from cfel.deployment.protocol.device_requests import Round
+from cfel.deployment.protocol.edge_requests import DeviceEntry, EntriesRequest, PeerModelRequest
 from cfel.deployment.protocol.messages import Body
 from cfel.deployment.protocol.transfer import PEER_PART_SECONDS, Download, InvalidBodyError, PartSize
 from cfel.deployment.security.identity import Identity
@@ -27,10 +30,16 @@ _LOG = logging.getLogger(__name__)
 _TRY_AGAIN_SECONDS = 0.1
 
 
+def merge_rounds(one: Mapping[int, Round], other: Mapping[int, Round]) -> dict[int, Round]:
+    """Per device, the later round."""
+    return {**one, **{n: max(at, one.get(n, at)) for n, at in other.items()}}
+
+
 class _PeerDownload(Download):
     """A model of another edge server, which is named by the answer to the first request."""
 
     position: Position = (0, 0, 0)
+    last_used_rounds: Mapping[int, Round] = {}
 
 
 class NeighbourModels:
@@ -41,6 +50,10 @@ class NeighbourModels:
         seconds: how long to try for one gossip step.
         faults: where invalid models are noted.
         is_gone: whether an edge server has been silent for too long to wait for it.
+
+    Attributes:
+        last_used_rounds: per device, the round of its last upload in a model that was fetched, as far as
+            senders say so.
     """
 
     def __init__(
@@ -56,6 +69,7 @@ class NeighbourModels:
         self._calls, self._like, self._seconds, self._faults = calls, like, seconds, faults
         self._term, self._at = 0, (0, 0, 0)
         self._models: dict[int, FlatModel] = {}
+        self.last_used_rounds: dict[int, Round] = {}
         self._downloads: dict[tuple[int, Position | None], _PeerDownload] = {}
         # Two fetches of one model must not add parts to one download.
         self._fetching: defaultdict[tuple[int, Position | None], asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -145,6 +159,7 @@ class NeighbourModels:
             answer = await give_up_if(lambda: self._is_gone(number), f"edge-{number} is gone", call)
             if offset == 0:
                 download.sha256, download.position = answer.sha256, answer.position
+                download.last_used_rounds = answer.last_used_rounds
             return answer.model
 
         try:
@@ -156,7 +171,39 @@ class NeighbourModels:
             self._downloads.pop(key, None)
             raise
         self._downloads.pop(key, None)
+        self.last_used_rounds = merge_rounds(self.last_used_rounds, download.last_used_rounds)
         return download.position, content
+
+    async def fetch_entries(
+        self, came_from: Mapping[int, int], members: Iterable[int]
+    ) -> dict[int, Mapping[int, DeviceEntry]]:
+        """What edge servers know of devices, by edge server.
+
+        Args:
+            came_from: which edge server each device belonged to before.
+            members: the others are asked, too, if one of these cannot be reached.
+        """
+        clock, found = asyncio.get_running_loop().time, dict[int, Mapping[int, DeviceEntry]]()
+        request, homes = EntriesRequest(tuple(sorted(came_from))), set(came_from.values())
+        deadline = clock() + self._seconds
+
+        async def ask(number: int) -> None:
+            try:
+                answer = await self._calls.call(Identity("edge", number), request, self._seconds)
+            except (UnreachableError, RejectedError) as error:
+                _LOG.info("edge server %d does not say what it knows of devices: %s", number, error)
+                return
+            found[number] = answer.entries
+
+        while missing := [i for i in homes if i not in found and not self._is_gone(i)]:
+            await asyncio.gather(*map(ask, missing))
+            if clock() > deadline:
+                break
+            await asyncio.sleep(_TRY_AGAIN_SECONDS if homes - found.keys() else 0)
+        if lost := sorted(homes - found.keys()):
+            _LOG.warning("devices come without what edge servers %s know of them", lost)
+            await asyncio.gather(*(ask(i) for i in members if i not in homes and not self._is_gone(i)))
+        return found
 
     async def fetch_present(self, number: int) -> tuple[Position, FlatModel]:
         """Where an edge server is now, and its model there.

@@ -141,6 +141,7 @@ class EdgeNode:
             self._health,
             self._admit,
         )
+        self.server.on_rejection = self.on_rejection
         self._role = CoordinatorRole(self.server, calls, self._health, self.on_rejection, self._is_gone)
         timing, proposed = scale_timing(deployment.election_seconds), self.server.log.proposals.newest
         self.member = Member(

@@ -25,7 +25,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from cfel.control.exchange import cut_answer
 from cfel.control.scheme import RoundPlan
+from cfel.deployment.coordinator.asking import unwrap_question, wrap_answer
 from cfel.deployment.coordinator.changes import adopt_records
 from cfel.deployment.coordinator.state import (
     CoordinatorState,
@@ -34,19 +36,40 @@ from cfel.deployment.coordinator.state import (
     ends_global_round,
     gossip_is_next,
 )
+from cfel.deployment.edge.book import (
+    CarriedOut,
+    OwnRound,
+    RoundView,
+    adopt_entries,
+    bound_measurements,
+    find_stays,
+    join_rows,
+    list_estimates,
+    list_used_rounds,
+    note_estimates,
+    note_round,
+    view_round,
+)
 from cfel.deployment.edge.devices import DeviceAnswers, DeviceService
-from cfel.deployment.edge.neighbours import NeighbourModels
+from cfel.deployment.edge.neighbours import NeighbourModels, merge_rounds
 from cfel.deployment.edge.storage import EdgeDisk, EdgeLog, EdgeState
 from cfel.deployment.host import DiskHealth, Host, write_until_done
+from cfel.deployment.measurement.plausibility import Doubts
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels
-from cfel.deployment.protocol.calls import Calls, Endpoint, serve
+from cfel.deployment.protocol.calls import Calls, Endpoint, OnRejection, serve
 from cfel.deployment.protocol.device_requests import Confirmation, Round
 from cfel.deployment.protocol.edge_requests import (
+    AskAnswer,
+    AskCommand,
     CloseCommand,
     Command,
+    DeviceEntry,
     DeviceEstimates,
     DeviceResult,
+    EdgeRoundSums,
+    EntriesAnswer,
+    EntriesRequest,
     EstimateAnswer,
     EstimateCommand,
     FetchAnswer,
@@ -58,6 +81,7 @@ from cfel.deployment.protocol.edge_requests import (
     ModelScores,
     NewestAnswer,
     NewestRequest,
+    OrderCounts,
     PeerModelAnswer,
     PeerModelRequest,
     PlanAnswer,
@@ -79,6 +103,7 @@ from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.membership import FleetChange, Membership
 from cfel.metric import Metric
+from cfel.rounds.estimates import add_kept_energy, find_impossible
 from cfel.rounds.kernel import DeviceWork, device_weights, find_late, is_over, make_order
 from cfel.rounds.records import measure_each, take_means
 from cfel.runlog import RoundRecord
@@ -90,6 +115,10 @@ _LOG = logging.getLogger(__name__)
 _FROM_OTHERS = (
     "It takes part again with the model of another edge server, in the next round. If all of them have lost "
     "theirs, restore one directory from a backup, or delete them all to begin the experiment anew"
+)
+_OLD_PLAN = (
+    "a coordinator of an older version plans device by device, as is not done any more in so large a fleet: "
+    "upgrade all edge servers"
 )
 _NO_OTHERS = (
     "There is no other edge server to take it from: restore {0} from a backup, or delete it to begin the "
@@ -121,6 +150,7 @@ class EdgeServer:
         finished: set when the last round is in the log.
         released: set when all edge servers know of the end, except those `awaited`.
         stopped: set when the run has to end because the training of all devices diverged.
+        on_rejection: called for devices with implausible estimates or measurements.
     """
 
     def __init__(
@@ -156,6 +186,13 @@ class EdgeServer:
         self.running: dict[Position, asyncio.Task[PlanAnswer]] = {}
         self._states: dict[Position, CoordinatorState] = {}
         self._workspace: Workspace | None = None
+        # Where a fleet is planned by clusters: what it sees of its devices, whose entries it has fetched,
+        # and devices that have diverged since one of them last answered an order.
+        self._view: tuple[Position, object, RoundView] | None = None
+        self._adopted = 0
+        self._diverged: set[int] = set()
+        self.on_rejection: OnRejection = lambda _caller, _method, _reason: None
+        self._doubts = Doubts(deployment.quarantine_after, self._on_quarantine)
         self.awaited: tuple[int, ...] = ()
         self.finished, self.released, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.learn(self.log.records)
@@ -261,6 +298,8 @@ class EdgeServer:
         return [
             serve(NewestRequest, self.newest),
             serve(JoinCommand, self.join),
+            serve(EntriesRequest, self.give_entries),
+            serve(AskCommand, self.ask),
             serve(EstimateCommand, self.estimate),
             serve(PlanCommand, self.plan),
             serve(FetchCommand, self.fetch),
@@ -284,12 +323,14 @@ class EdgeServer:
     async def newest(self, caller: Identity, request: NewestRequest) -> NewestAnswer:
         """Returns where this server is, and the newest state of a coordinator it has seen."""
         await self._admit(caller, request.term)
+        connected = tuple(self._devices.list_connected())
         return NewestAnswer(
             self.state.position,
             self.newest_state,
-            tuple(self._devices.list_connected()),
+            () if self._by_clusters else connected,
             bool(self.loss) or self.log.proposals.is_lost,
             self.log.newest_proposal,
+            len(connected) if self._by_clusters else 0,
         )
 
     async def join(self, caller: Identity, command: JoinCommand) -> Confirmation:
@@ -307,10 +348,155 @@ class EdgeServer:
         async with self._busy:
             if self.state.position < command.position:
                 model = found[command.model_of]
-                await self._save(
-                    replace(self.state, position=command.position, model=model, previous_model=model)
-                )
+                await self._save(self._take_model(command.position, model))
         return Confirmation()
+
+    def _take_model(self, at: Position, model: FlatModel) -> EdgeState:
+        """Its state at a position, with another edge server's model."""
+        used = merge_rounds(self.state.last_used_rounds, self._neighbours.last_used_rounds)
+        return replace(self.state, position=at, model=model, previous_model=model, last_used_rounds=used)
+
+    # Its own devices, where a fleet is planned by clusters
+
+    @property
+    def _by_clusters(self) -> bool:
+        return self.whole.setting.by_clusters
+
+    async def give_entries(self, caller: Identity, request: EntriesRequest) -> EntriesAnswer:
+        """What it knows of devices that another edge server has now."""
+        del caller
+        book, used = self.state.book, self.state.last_used_rounds
+        known = {n: book.get(n, DeviceEntry()) for n in request.devices if n in book or n in used}
+        return EntriesAnswer(
+            {
+                n: replace(each, last_used_round=_latest(each.last_used_round, used.get(n)))
+                for n, each in known.items()
+            }
+        )
+
+    async def _adopt_entries(self, number: int) -> None:
+        """Fetches what is known of devices that have come to it, from the edge servers that had them."""
+        if not self._by_clusters or number <= self._adopted:
+            return
+        stays = find_stays(self.whole, self.number, number, self.state.book)
+        if stays:
+            members = [i for i in self.whole.membership_at(number).edges if i != self.number]
+            found = await self._neighbours.fetch_entries(
+                {n: each.came_from for n, each in stays.items()}, members
+            )
+            async with self._busy:
+                await self._save(replace(self.state, book=adopt_entries(self.state.book, stays, found)))
+        if not find_stays(self.whole, self.number, number, self.state.book):
+            self._adopted = number
+
+    def _view_round(self, at: Position) -> RoundView:
+        """What it sees of its devices before an edge round; the same until its book changes."""
+        known, book = self._view, self.state.book
+        if known is not None and known[0] == at and known[1] is book:
+            return known[2]
+        left_out, measures = self._doubts.find_quarantined(), self._devices.measures
+        world = self.whole.at(at[0])
+        view = view_round(world, self.number, book, at, left_out, measures=measures)
+        if not view.conditions.available.any():
+            # All are absent: those that are connected get another chance.
+            there = self._devices.list_plannable()
+            present = {n: replace(each, is_absent=False) if n in there else each for n, each in book.items()}
+            return view_round(world, self.number, present, at, left_out, measures=measures)
+        self._view = at, book, view
+        return view
+
+    async def ask(self, caller: Identity, command: AskCommand) -> AskAnswer:
+        """Answers questions about its own devices."""
+        await self._admit_command(caller, command)
+        self.learn((), command.changes)
+        if not command.is_ahead:
+            await self._catch_up(command.position)
+            if not command.questions:
+                await self._adopt_entries(command.position[0])
+        asked = [unwrap_question(each) for each in command.questions]
+
+        def answer() -> AskAnswer:
+            setting, clusters = self.whole.at(command.position[0]).setting, None
+            known = list_estimates(self.state.book, setting.fleet.devices)
+            sums, counts = add_kept_energy(setting, known)
+            if asked:
+                clusters = self._view_round(command.position).clusters
+            return AskAnswer(
+                tuple(
+                    wrap_answer(each, cut_answer(clusters.answer(each), self.number))
+                    for each in asked
+                    if clusters is not None
+                ),
+                any(each is not None for each in known),
+                tuple(sums[:, self.number].tolist()),
+                int(counts[self.number]),
+            )
+
+        return await self.host.compute.run(answer)
+
+    async def _estimate_own(self, at: Position) -> EstimateAnswer:
+        """Has its devices estimate σ² and G², and keeps what they found."""
+        view = await self.host.compute.run(lambda: self._view_round(at))
+        ones, available = np.ones(len(view.conditions.available)), view.conditions.available.tolist()
+        orders = self._make_orders(at, available, RoundPlan(ones, ones), 1.0)
+        answers = await self._devices.collect_estimates(orders)
+        found = [
+            DeviceEstimates(n, estimates, answers.measured.get(n), answers.answer_seconds[n])
+            for n, estimates in answers.values.items()
+        ]
+        book = self.state.book
+        if self._devices.measures:
+            spread = self.deployment.report_spread
+            book, found, bounded = bound_measurements(self.world, book, at, found, None, spread)
+            self._reject(bounded.reasons)
+        await self._save(replace(self.state, book=note_estimates(book, found)))
+        counts = self._count_orders(len(orders), len(found), answers.diverged)
+        return EstimateAnswer((), (), counts)
+
+    def _count_orders(self, asked: int, answered: int, diverged: Sequence[int]) -> OrderCounts:
+        self._diverged = set() if answered else self._diverged | set(diverged)
+        return OrderCounts(asked, answered, len(self._diverged))
+
+    def _reject(self, reasons: Sequence[tuple[int, str]]) -> None:
+        for device, reason in reasons:
+            self.on_rejection(Identity("device", device), "measurements", reason)
+
+    def _on_quarantine(self, device: int) -> None:
+        self.on_rejection(
+            Identity("device", device), "reports", "left out after repeated implausible reports"
+        )
+
+    def _note_round(
+        self, state: EdgeState, done: CarriedOut, view: RoundView
+    ) -> tuple[EdgeState, EdgeRoundSums]:
+        """What an edge round leaves in its book and in its log, and what the coordinator hears of it."""
+        book, implausible, at = state.book, set[int](), done.at
+        if self._devices.measures:
+            spread, steps = self.deployment.report_spread, done.plan.local_steps
+            book, results, bounded = bound_measurements(
+                self.world, book, at, list(done.results), steps, spread
+            )
+            self._reject(bounded.reasons)
+            done, implausible = replace(done, results=results), {device for device, _ in bounded.reasons}
+        recent = {place: each for place, each in state.own_rounds.items() if place[0] >= at[0] - 1}
+        earlier = (each.rows.device.tolist() for place, each in recent.items() if place[0] == at[0])
+        noted = note_round(
+            self.world, self.number, book, view, done, {n for devices in earlier for n in devices}
+        )
+        arrived = {each.device for each in done.results}
+        self._doubts.add(arrived, implausible | self._judge_estimates(noted.book, arrived))
+        own = {**recent, at: noted.own}
+        sums = EdgeRoundSums(noted.totals, noted.device_seconds, OrderCounts(0, 0, 0))
+        return replace(state, book=noted.book, own_rounds=own), sums
+
+    def _judge_estimates(self, book: Mapping[int, DeviceEntry], arrived: set[int]) -> set[int]:
+        """Reports whose σ² and G², among those that have just arrived, no honest device has."""
+        known = list_estimates(book, self.world.setting.fleet.devices)
+        small = self.world.setting.small_batches is not None
+        found = arrived.intersection(find_impossible(known, small_batches=small))
+        for device in sorted(found):
+            self.on_rejection(Identity("device", device), "estimates", "its σ² and G² are not plausible")
+        return found
 
     # Edge rounds
 
@@ -319,10 +505,13 @@ class EdgeServer:
         await self._admit_command(caller, command)
         self.learn((), command.changes)
         await self._catch_up(command.position)
-        self._check_fleet("available", command.available)
+        if not self._by_clusters:
+            self._check_fleet("available", command.available)
         async with self._busy:
             self._check_position(command.position)
             self._phase = "planning"
+            if self._by_clusters:
+                return await self._estimate_own(command.position)
             # Orders need a ρ and a θ; an estimate uses neither.
             ones = np.ones(self.world.setting.fleet.devices)
             orders = self._make_orders(command.position, command.available, RoundPlan(ones, ones), 1.0)
@@ -337,17 +526,20 @@ class EdgeServer:
         """Carries out an edge round, waits for the one under way, or returns the stored answer."""
         await self._admit_command(caller, command)
         at, plan = command.position, command.state.plan
-        if plan is None or command.state.position != at:
+        if not command.state.is_planned or command.state.position != at:
             raise RejectedError(f"state: has no plan of {at}")
+        if self._by_clusters and plan is not None:
+            raise RejectedError(f"state.plan: {_OLD_PLAN}")
         self.learn((), command.state.changes)
         if at not in self.running and at not in self.state.reports:
             await self._catch_up(at)
-            self._check_fleet("state.plan.rho", plan.rho)
+            if plan is not None:
+                self._check_fleet("state.plan.rho", plan.rho)
         if at in self.state.reports:
             return self.state.reports[at]
         # Another copy of the command may have begun the round while this one caught up.
         if at not in self.running:
-            task = asyncio.create_task(self._run_edge_round(at, command.state, plan))
+            task = asyncio.create_task(self._run_edge_round(at, command.state))
             task.add_done_callback(lambda _: self._forget(at))
             self.running[at], self._states[at] = task, command.state
         # Should this coordinator die, its successor asks again and finds the round under way.
@@ -357,17 +549,36 @@ class EdgeServer:
         self.running.pop(at, None)
         self._states.pop(at, None)
 
-    async def _run_edge_round(
-        self, at: Position, coordinator_state: CoordinatorState, plan: RoundPlan
-    ) -> PlanAnswer:
+    async def _settle(
+        self, at: Position, state: CoordinatorState
+    ) -> tuple[RoundPlan, Sequence[bool], RoundView | None]:
+        """The plan of an edge round, who takes part, and what was seen of its own devices."""
+        if state.plan is not None:
+            return state.plan, state.available, None
+        decision = state.decision
+        if decision is None:
+            raise RejectedError(f"state: has no plan of {at}")
+
+        def settle() -> tuple[RoundPlan, Sequence[bool], RoundView]:
+            view = self._view_round(at)
+            plan = view.settle(decision)
+            plan = replace(plan, speed=None) if self._devices.measures else plan
+            taking_part = plan.leave_out(view.conditions).available & (self.number in state.asked)
+            return plan, taking_part.tolist(), view
+
+        return await self.host.compute.run(settle)
+
+    async def _run_edge_round(self, at: Position, coordinator_state: CoordinatorState) -> PlanAnswer:
         async with self._busy:
             self._check_position(at)
             self._phase = "training"
             state, used = self.state, coordinator_state.used
             rate = self.world.training.local.find_rate(used)
-            orders = self._make_orders(at, coordinator_state.available, plan, rate)
+            plan, available, view = await self._settle(at, coordinator_state)
+            orders = self._make_orders(at, available, plan, rate)
             # A device that has moved here was used by another edge server before.
             moved = coordinator_state.last_used_rounds
+            moved = merge_rounds(moved, list_used_rounds(state.book))
             latest = {n: _latest(state.last_used_rounds.get(n), moved.get(n)) for n in orders}
             used_rounds = {n: each for n, each in latest.items() if each is not None}
             answers = await self._devices.collect_reports(orders, used_rounds)
@@ -381,6 +592,12 @@ class EdgeServer:
             plannable = tuple(self._devices.list_plannable())
             results = _list_results(plan, answers)
             answer = PlanAnswer(results, plannable, answers.seconds, answers.diverged)
+            if view is not None:
+                done = CarriedOut(at, plan, np.array(available), results, plannable, answers.seconds)
+                state, sums = await self.host.compute.run(partial(self._note_round, state, done, view))
+                counts = self._count_orders(len(orders), len(results), answers.diverged)
+                sums = msgspec.structs.replace(sums, counts=counts)
+                answer = PlanAnswer((), (), answers.seconds, (), sums)
             taken = [result.device for result in results if result.device not in late]
             await self._advance(_after_edge_round(state, at, coordinator_state, model, answer, taken))
             return answer
@@ -439,15 +656,19 @@ class EdgeServer:
         await self._admit_command(caller, command)
         state, at = self.state, command.position
         if state.gossip is not None and state.has_mixed(at):
-            return FetchAnswer(state.position, (), state.gossip.rows, dict(state.last_used_rounds))
+            return FetchAnswer(state.position, (), state.gossip.rows, self._used_rounds(by_clusters=False))
         if at < state.position:
             return FetchAnswer(state.position, (), None)  # a late copy of the command: this step is over
         self._phase = "gossip"
         active = self._list_neighbours(self.world.setting.backhaul_at(*at))
         wanted = [j for j in active if j in command.present]
         models = await self._neighbours.fetch(command.term, at, wanted, state.model)
-        state = self.state
-        return FetchAnswer(state.position, tuple(sorted(models)), None, dict(state.last_used_rounds))
+        used = self._used_rounds(by_clusters=False)
+        return FetchAnswer(self.state.position, tuple(sorted(models)), None, used)
+
+    def _used_rounds(self, *, by_clusters: bool) -> dict[int, Round]:
+        """Per device, its last upload in the model here: for those that get the model, or the coordinator."""
+        return dict(self.state.last_used_rounds) if self._by_clusters == by_clusters else {}
 
     async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
         """Averages its model with others', or returns the stored answer if it has done so."""
@@ -474,6 +695,7 @@ class EdgeServer:
                 position=after_gossip_step(self.world, at),
                 model=mixed,
                 previous_model=state.model,
+                last_used_rounds=merge_rounds(state.last_used_rounds, self._neighbours.last_used_rounds),
                 gossip=answer,
                 coordinator_state=command.state,
             )
@@ -518,7 +740,8 @@ class EdgeServer:
         if request.sha256 not in (None, encoded.sha256):
             raise RejectedError(f"is at {state.position}, and has another model by now")
         part = await self._models.part(encoded, request.offset, request.most_bytes)
-        return PeerModelAnswer(state.position, encoded.sha256, part)
+        used = {} if request.offset else self._used_rounds(by_clusters=True)
+        return PeerModelAnswer(state.position, encoded.sha256, part, used)
 
     def _choose_model(self, at: Position | None) -> FlatModel:
         if at is None or self.state.position == at:
@@ -575,7 +798,7 @@ class EdgeServer:
             neighbours = self._list_neighbours(self.whole.at(at[0]).setting.backhaul)
             candidates = [i for i in dict.fromkeys((*first, *neighbours)) if i != self.number]
             model = await self._neighbours.fetch_any_present(candidates, at[0])
-            await self._save(replace(self.state, position=at, model=model, previous_model=model))
+            await self._save(self._take_model(at, model))
 
     def _loses_devices(self, global_round: int, records: Sequence[RoundRecord]) -> bool:
         """Whether devices that it has now may have another edge server in a later round, or none."""
@@ -628,16 +851,27 @@ class EdgeServer:
         if command.last or self.number in self.whole.membership_at(command.record.round - 1).edges:
             await self._catch_up((command.record.round, 0, 0), caller.number, records=[command.record])
         await self._fetch_missed_rounds(caller, command.record.round - 1)
-        await self._write("log", lambda: self.log.write(command.record, command.plans))
+        own = self._find_counted(command)
+        plans = command.plans or join_rows(command.record.round, [each.rows for each in own])
+        losses = [loss for each in own for loss in each.losses]
+        await self._write("log", lambda: self.log.write(command.record, plans, losses))
         if command.last:
             self.finished.set()
         self.learn([command.record])
+        # While those that leave are still there.
+        await self._adopt_entries(command.record.round)
         _LOG.info("%s", describe_round(self.log.records[-1], self.world.setting.metrics[0]))
         if command.last:
             _LOG.info("the experiment is over")
         elif self.deployment.publishes(command.record.round):
             await self.publish()
         return Confirmation()
+
+    def _find_counted(self, command: CloseCommand) -> list[OwnRound]:
+        """The edge rounds of its own devices in a global round, as far as the coordinator heard of them."""
+        own = {r for r, edges in enumerate(command.counted) if self.number in edges}
+        rounds = self.state.own_rounds.items()
+        return [each for at, each in rounds if at[0] == command.record.round - 1 and at[1] in own]
 
     async def publish(self) -> None:
         """Publishes its model after the round logged last."""

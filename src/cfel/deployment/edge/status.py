@@ -164,7 +164,8 @@ def _conditions(world: World, control: CoordinatorState) -> Conditions:
 
 def _reports(world: World, control: CoordinatorState | None) -> Sequence[MeasurementReport | None]:
     devices = world.setting.fleet.devices
-    if control is None or control.measured is None:
+    # Where a fleet is planned by clusters, measurements are with the devices' edge servers.
+    if control is None or control.measured is None or world.setting.by_clusters:
         return (None,) * devices
     return control.measured.enter_round(devices).devices
 

@@ -4,6 +4,7 @@
     models/SHA-256   a model's bytes
     proposal.bin     the newest record that was proposed to it
     rounds.jsonl     the log, as in any run directory (`runlog`), with plans/
+    losses/          devices of its own that were missing, where a fleet is planned by clusters
 
 A model is on the disk before a state names it. It is written once, however many states name it, and removed
 when none does. Knows files only; when they are written is decided in `server`.
@@ -11,7 +12,7 @@ when none does. Knows files only; when they are written is decided in `server`.
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +22,15 @@ import numpy as np
 
 from cfel.deployment import state_file
 from cfel.deployment.coordinator.state import CoordinatorState, Position
+from cfel.deployment.edge.book import OwnRound
 from cfel.deployment.host import Disk
 from cfel.deployment.payloads import model_views, read_model
 from cfel.deployment.protocol.device_requests import Round
-from cfel.deployment.protocol.edge_requests import LOGGED, MixAnswer, PlanAnswer, ProposedRecord
+from cfel.deployment.protocol.edge_requests import LOGGED, DeviceEntry, MixAnswer, PlanAnswer, ProposedRecord
 from cfel.deployment.protocol.messages import Count, Digest, decode, encode
-from cfel.errors import CfelError, DamagedError, RejectedError, RunDirectoryError, StorageError
+from cfel.errors import CfelError, DamagedError, InputError, RejectedError, RunDirectoryError, StorageError
 from cfel.learning.models.flat import FlatModel
+from cfel.losses import RoundLoss
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.runlog.plans import decode_plan, encode_plan, plan_path
 from cfel.runlog.records import find_damage, parse_log
@@ -49,6 +52,10 @@ class EdgeState:
     last_used_rounds: Mapping[int, Round] = field(default_factory=dict)
     gossip: MixAnswer | None = None  # its answer about the last gossip step, or None
     coordinator_state: CoordinatorState | None = None  # the newest it has seen of a coordinator, or None
+    # Where a fleet is planned by clusters: what it knows of its devices, and what it logs of them, for edge
+    # rounds of this global round and the one before.
+    book: Mapping[int, DeviceEntry] = field(default_factory=dict)
+    own_rounds: Mapping[Position, OwnRound] = field(default_factory=dict)
 
     def has_mixed(self, at: Position) -> bool:
         """Whether the last gossip step was this one."""
@@ -64,6 +71,8 @@ class _Stored(msgspec.Struct, frozen=True):
     last_used_rounds: dict[Count, Round]
     gossip: MixAnswer | None
     coordinator_state: CoordinatorState | None
+    book: dict[Count, DeviceEntry] = {}
+    own_rounds: dict[Position, OwnRound] = {}
 
 
 class EdgeDisk:
@@ -110,6 +119,8 @@ class EdgeDisk:
             stored.last_used_rounds,
             stored.gossip,
             stored.coordinator_state,
+            stored.book,
+            stored.own_rounds,
         )
 
     def begin_anew(self) -> EdgeState:
@@ -128,7 +139,8 @@ class EdgeDisk:
         names = (self._keep(state.model), self._keep(state.previous_model))
         reports, used_rounds = dict(state.reports), dict(state.last_used_rounds)
         newest = state.coordinator_state
-        stored = _Stored(state.position, names, reports, used_rounds, state.gossip, newest)
+        own = dict(state.book), dict(state.own_rounds)
+        stored = _Stored(state.position, names, reports, used_rounds, state.gossip, newest, *own)
         state_file.save(self._disk, self._path, {}, encode(stored))
         self._kept = {name: self._kept[name] for name in names}
         # Also those that were written just before a crash.
@@ -300,9 +312,13 @@ class EdgeLog:
             if record.round == self.last_round + 1 <= most:
                 self._add(record)
 
-    def write(self, record: RoundRecord, plans: PlanTable) -> None:
-        """Adds a round and its plans, unless it is there already."""
+    def write(self, record: RoundRecord, plans: PlanTable, losses: Sequence[RoundLoss] = ()) -> None:
+        """Adds a round, its plans and the losses of its own devices, unless it is there already."""
         if record.round > self.last_round:
+            if losses:
+                path = losses_path(self._directory, record.round)
+                self._disk.make_directory(path.parent)
+                self._disk.replace(path, msgspec.json.encode(losses))
             # The table before the line: a logged round always has its table.
             self._disk.replace(plan_path(self._directory, record.round), encode_plan(plans))
             self._add(record)
@@ -336,6 +352,26 @@ class EdgeLog:
             # They are only shown; the run does not need them.
             _LOG.warning("%s", error)
             return {}
+
+
+def losses_path(directory: Path, global_round: int) -> Path:
+    """Where an edge server stores what it lost of its own devices in a global round."""
+    return directory / "losses" / f"round-{global_round:05d}.json"
+
+
+def read_losses(disk: Disk, directory: Path, global_round: int) -> list[RoundLoss]:
+    """What an edge server lost of its own devices in a global round.
+
+    Raises:
+        DamagedError: the file is not what was written.
+    """
+    path = losses_path(directory, global_round)
+    if not disk.exists(path):
+        return []
+    try:
+        return msgspec.json.decode(disk.read(path), type=list[RoundLoss])
+    except (msgspec.MsgspecError, InputError) as error:
+        raise DamagedError(f"{path} is damaged: {error}") from error
 
 
 def _find_last_costs(plans: PlanTable) -> dict[int, tuple[float, float]]:

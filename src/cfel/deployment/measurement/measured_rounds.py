@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cfel.control.scheme import Observation, Scheme
-from cfel.cost import Ledger, after_edge_round, after_exchange, edge_round_cost
+from cfel.cost import EdgeRoundCost, Ledger, after_edge_round, after_exchange, edge_round_cost
 from cfel.deployment.measurement.meters import RunningRatio
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.protocol.device_requests import MeasurementReport
@@ -165,8 +165,10 @@ def apply_measured_costs(
             seconds[device] = report.seconds + sending
             joules[device] = report.joules + report.power * sending
     present = outcome.conditions.available
+    setting = world.setting
     cost = edge_round_cost(
-        seconds, joules, world.setting.fleet.cluster, world.setting.fleet.clusters, present
+        *(seconds, joules, setting.fleet.cluster, setting.fleet.clusters, present),
+        by_cluster=setting.by_clusters,
     )
     # What an edge server waited by its own clock; 0 for one that did not answer.
     known = np.array(measured.cluster_seconds)
@@ -176,9 +178,14 @@ def apply_measured_costs(
 
 def advance_ledger(ledger: Ledger, outcome: EdgeRoundOutcome, measured: EdgeRoundMeasurements) -> Ledger:
     """Adds an edge round to the ledger; all clusters have spent the time the coordinator measured."""
-    after = after_edge_round(ledger, outcome.realised)
+    return advance_by(ledger, outcome.realised, measured.seconds)
+
+
+def advance_by(ledger: Ledger, realised: EdgeRoundCost, seconds: float) -> Ledger:
+    """The same, given what was realised and the time that was measured."""
+    after = after_edge_round(ledger, realised)
     # By the coordinator's clock, so that calls, planning and gossip between edge rounds are charged as well.
-    spent = max(ledger.elapsed_seconds) + measured.seconds
+    spent = max(ledger.elapsed_seconds) + seconds
     rest = max(0.0, spent - max(after.elapsed_seconds))
     return after_exchange(after, np.full(ledger.clusters, rest))
 
@@ -187,5 +194,9 @@ def add_overhead(
     measurements: FederationMeasurements, outcome: EdgeRoundOutcome, measured: EdgeRoundMeasurements
 ) -> FederationMeasurements:
     """Adds the overhead of one more edge round."""
-    rest = max(0.0, measured.seconds - float(outcome.seconds.max(initial=0.0)))
-    return replace(measurements, overhead=measurements.overhead.add(rest, 1))
+    return add_rest(measurements, measured.seconds, float(outcome.seconds.max(initial=0.0)))
+
+
+def add_rest(measurements: FederationMeasurements, seconds: float, slowest: float) -> FederationMeasurements:
+    """The same, given the time that was measured and that of the slowest device."""
+    return replace(measurements, overhead=measurements.overhead.add(max(0.0, seconds - slowest), 1))

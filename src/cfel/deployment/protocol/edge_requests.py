@@ -3,12 +3,30 @@
 `METHODS` has all remote methods; docs/protocol.md has a table of them, which a test compares.
 """
 
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic
 
 import msgspec
 
+from cfel.control.clusters import (
+    CountAnswer,
+    CountQuestion,
+    DivideAnswer,
+    DivideQuestion,
+    FleetQuestion,
+    LeastAnswer,
+    LeastQuestion,
+    MeetAnswer,
+    MeetQuestion,
+    RankAnswer,
+    RankQuestion,
+    SettleAnswer,
+    SettleQuestion,
+)
+from cfel.control.exchange import CurveAnswer, UndecidedAnswer
 from cfel.deployment.coordinator.state import CoordinatorState, Position
 from cfel.deployment.election.rules import ElectionMessage
+from cfel.deployment.measurement.measured_rounds import JouleAccount
 from cfel.deployment.protocol.calls import Answer, AnyRequest, Request
 from cfel.deployment.protocol.device_requests import (
     Confirmation,
@@ -35,6 +53,7 @@ from cfel.deployment.protocol.messages import (
 from cfel.errors import InputError
 from cfel.learning.local.estimates import Estimates
 from cfel.membership import FleetChange
+from cfel.rounds.totals import ClusterTotals
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.status import DEVICE_STATES, Status
 
@@ -63,6 +82,7 @@ class NewestAnswer(msgspec.Struct, frozen=True):
     # Whether it has lost its state or its proposal, so that more has happened than it knows.
     is_lost: bool = False
     proposal: ProposedRecord | None = None  # the newest record that was proposed to it, or that it has logged
+    joined: Count = 0  # how many of its devices are there, where a fleet is planned by clusters
 
 
 class NewestRequest(Request[NewestAnswer], frozen=True):
@@ -88,6 +108,91 @@ class JoinCommand(Command[Confirmation], frozen=True):
     model_of: Count  # the edge server whose model it takes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceEntry:
+    """What is known of one device.
+
+    Attributes:
+        at: the edge round after which it was written; later entries are larger.
+        estimates: its newest σ² and G².
+        spent_joules: in the account that the budget counts.
+        loss: its newest training loss; NaN before the first.
+        habit: running mean of its influence (`rounds.estimates`).
+        is_absent: it missed its last order and was not connected any more.
+        report: its newest measurements, where conditions are measured.
+        account: its joules, as it reported them.
+        last_used_round: of its last upload that went into a model of another edge server.
+    """
+
+    at: Round = (0, 0)
+    estimates: Estimates | None = None
+    spent_joules: float = 0.0
+    loss: float = float("nan")
+    habit: float = 0.0
+    is_absent: bool = False
+    report: MeasurementReport | None = None
+    account: JouleAccount = field(default_factory=JouleAccount)
+    last_used_round: Round | None = None
+
+
+class EntriesAnswer(msgspec.Struct, frozen=True):
+    """What an edge server knows of devices that were its own, or whose uploads are in its model."""
+
+    entries: dict[Count, DeviceEntry]  # by device
+
+
+class EntriesRequest(Request[EntriesAnswer], frozen=True):
+    """Asks what an edge server knows of devices that have come to the caller."""
+
+    method: ClassVar[str] = "entries"
+    callers = ("edge",)
+    devices: tuple[Count, ...]
+
+
+class ClusterQuestion(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A question about an edge server's own devices: one of the fields (`control.clusters`)."""
+
+    meet: MeetQuestion | None = None
+    rank: RankQuestion | None = None
+    least: LeastQuestion | None = None
+    fleet: FleetQuestion | None = None
+    settle: SettleQuestion | None = None
+    divide: DivideQuestion | None = None
+    count: CountQuestion | None = None
+
+
+class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Its answer: one of the fields, with one column."""
+
+    meet: MeetAnswer | None = None
+    rank: RankAnswer | None = None
+    least: LeastAnswer | None = None
+    curve: CurveAnswer | None = None
+    undecided: UndecidedAnswer | None = None
+    settle: SettleAnswer | None = None
+    divide: DivideAnswer | None = None
+    count: CountAnswer | None = None
+
+
+class AskAnswer(msgspec.Struct, frozen=True):
+    """What an edge server answers for its own devices."""
+
+    answers: tuple[ClusterAnswer, ...]  # in the order of the questions
+    is_estimated: bool  # whether one of its devices has estimates of σ² and G²
+    kept_energy: tuple[float, ...] = ()  # sums of what its devices' largest entries keep, at each θ
+    kept_devices: Count = 0  # how many devices say so
+
+
+class AskCommand(Command[AskAnswer], frozen=True):
+    """Asks an edge server about its own devices, to plan an edge round of a large fleet."""
+
+    method: ClassVar[str] = "ask"
+    questions: tuple[ClusterQuestion, ...]  # about devices that may take part in the edge round
+    changes: tuple[FleetChange, ...] = ()  # of the fleet, as in the coordinator's state
+    # Whether the edge round is not next, but is looked ahead to.
+    is_ahead: bool = False
+
+
 class DeviceEstimates(msgspec.Struct, frozen=True):
     """One device's σ² and G², and its measurements."""
 
@@ -97,11 +202,28 @@ class DeviceEstimates(msgspec.Struct, frozen=True):
     seconds: Amount = 0.0  # from the order to the answer, by the edge server's clock; 0 if unknown
 
 
+class OrderCounts(msgspec.Struct, frozen=True):
+    """What became of an edge server's orders, in numbers of devices."""
+
+    asked: Count
+    answered: Count
+    diverged: Count  # those of earlier rounds included, since one of its devices last answered
+
+
+class EdgeRoundSums(msgspec.Struct, frozen=True):
+    """What an edge round came to, in sums over an edge server's devices."""
+
+    totals: ClusterTotals  # with one column
+    device_seconds: Amount  # of its slowest device
+    counts: OrderCounts
+
+
 class EstimateAnswer(msgspec.Struct, frozen=True):
     """The estimates that arrived in time."""
 
     devices: tuple[DeviceEstimates, ...]  # by device
     diverged: tuple[Count, ...] = ()  # devices whose training diverged instead
+    counts: OrderCounts | None = None  # in place of both, where a fleet is planned by clusters
 
 
 class EstimateCommand(Command[EstimateAnswer], frozen=True):
@@ -148,6 +270,8 @@ class PlanAnswer(msgspec.Struct, frozen=True):
     connected: tuple[Count, ...]  # devices that are there, and that the next round may be planned with
     seconds: Amount  # how long the edge server waited for its devices, by its own clock
     diverged: tuple[Count, ...] = ()  # devices whose training diverged instead
+    # In place of all these but the seconds, where a fleet is planned by clusters.
+    sums: EdgeRoundSums | None = None
 
 
 class PlanCommand(Command[PlanAnswer], frozen=True):
@@ -208,8 +332,10 @@ class CloseCommand(Command[Confirmation], frozen=True):
 
     method: ClassVar[str] = "close"
     record: RoundRecord  # the log's line
-    plans: PlanTable  # the table of plans
+    plans: PlanTable | None  # the table of plans; None where every edge server has that of its own devices
     last: bool  # whether the experiment ends with this round
+    # Where every edge server has its own table: per edge round, the edge servers whose devices were counted.
+    counted: tuple[tuple[Count, ...], ...] = ()
 
 
 class StopCommand(Command[Confirmation], frozen=True):
@@ -247,6 +373,9 @@ class PeerModelAnswer(msgspec.Struct, frozen=True):
     position: Position  # where the edge server is
     sha256: Digest  # of the whole model
     model: Body  # the part
+    # With the first part, where a fleet is planned by clusters: per device, the round of its last upload that
+    # went into this model. Elsewhere the coordinator knows.
+    last_used_rounds: dict[Count, Round] = {}
 
 
 class PeerModelRequest(Request[PeerModelAnswer], frozen=True):
@@ -355,6 +484,8 @@ METHODS: tuple[type[AnyRequest], ...] = (
     DivergedRequest,
     NewestRequest,
     JoinCommand,
+    EntriesRequest,
+    AskCommand,
     EstimateCommand,
     PlanCommand,
     FetchCommand,

@@ -763,11 +763,12 @@ def tabulate_full(out: Path, target: float) -> tuple[dict[str, Any], str]:
     document = {row: [asdict(found[seed]) for seed in sorted(found)] for row, found in rows.items()}
     rows["cef"] = _cross_all(printed, target) | rows.get("cef", {})
     cells = [_compare_full(row, found, rows) for row, found in rows.items() if found]
-    headings = (
+    headings = [
         *("Row", "Seeds", "Time", "Energy", "Backhaul", "Gain over CEF: time", "energy"),
         *("Gain of HCEF+ over the row: time", "energy", "energy with the backhaul"),
-        *("Gain of HCEF+ that pays for it: time", "energy with the backhaul"),
-    )
+    ]
+    if "hcef_plus-priced" in rows:
+        headings += ("Gain of HCEF+ that pays for it: time", "energy with the backhaul")
     return {"item": "full", "target": target, "rows": document}, format_rows(headings, cells)
 
 
@@ -815,9 +816,12 @@ def _compare_full(
         "–" if math.isnan(gigabytes) else f"{gigabytes:.1f} GB",
     ]
     shown += [_show_gains(found, rows["cef"], cost) for cost in ("seconds", "joules")]
-    plus, priced = rows.get("hcef_plus", {}), rows.get("hcef_plus-priced", {})
+    plus = rows.get("hcef_plus", {})
     shown += [_show_gains(plus, found, cost) for cost in ("seconds", "joules", "all_joules")]
-    return shown + [_show_gains(priced, found, cost) for cost in ("seconds", "all_joules")]
+    if "hcef_plus-priced" in rows:
+        priced = rows["hcef_plus-priced"]
+        shown += [_show_gains(priced, found, cost) for cost in ("seconds", "all_joules")]
+    return shown
 
 
 def _show_gains(own: Mapping[int, Reached], other: Mapping[int, Reached], cost: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cfel.deployment.host import Host
+from cfel.deployment.node import ask_until_it_holds
 from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.edge_requests import ChangeRequest
 from cfel.deployment.security.identity import Identity
@@ -318,3 +319,28 @@ def test_an_impossible_change_is_refused_at_once(fields: dict[str, Any], words: 
 
     _, records = play(operate)
     assert not any(each.changes for each in records)
+
+
+EXTEND = FleetChange(1, "extend", rounds=1, ticket="longer")
+ALL_EDGES = [Identity("edge", i) for i in range(3)]
+
+
+def test_a_change_that_a_coordinator_took_and_forgot_holds_once() -> None:
+    """It dies before a majority has the record; whoever asked asks its successor, and hears that it holds."""
+    found: list[int] = []
+
+    async def operate(federation: Changing) -> None:
+        calls = RemoteCalls(MemoryClient(OPERATOR, federation.network))
+        asking = asyncio.create_task(ask_until_it_holds(calls, ALL_EDGES, EXTEND, 600.0))
+        leader = federation.coordinator()
+        assert leader is not None
+        pending = federation.edges[leader]._role.pending
+        await until("it waits for the end of the round", lambda: EXTEND in pending.waiting)
+        await federation.kill(Identity("edge", leader))
+        found.append(await asking)
+        federation.start(Identity("edge", leader))
+
+    records = play(operate)[1]
+    logged = [each for record in records for each in record.changes if each.ticket == "longer"]
+    assert [each.round for each in logged] == found
+    assert len(records) == 1 + world().setting.rounds.global_rounds

@@ -10,7 +10,7 @@ from pathlib import Path
 from cfel.api.models import replay_experiment
 from cfel.cli import options, output
 from cfel.deployment.node import ask_for_change
-from cfel.errors import InputError
+from cfel.errors import InputError, UnreachableError
 from cfel.experiment import experiment_toml
 from cfel.experiment.experiment import load_directory_experiment
 from cfel.launch.node import read_node
@@ -85,6 +85,9 @@ def _finish(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="DIR|NODE.toml",
         help="directory of `cfel up`, or an operator's configuration (default: operator-0.toml)",
     )
+    parser.add_argument(
+        "--ticket", default="", metavar="T", help="repeat a command whose error named T: it counts once"
+    )
     options.add_json_option(parser)
     parser.set_defaults(run=run, what=what)
 
@@ -97,8 +100,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"{path} does not exist: name the federation with --federation")
     fields = ("device", "edge", "rounds", "seconds", "joules", "address")
     given = {name: getattr(arguments, name) for name in fields if hasattr(arguments, name)}
-    change = FleetChange(1, arguments.what, ticket=secrets.token_hex(8), **given)
-    first = asyncio.run(ask_for_change(read_node(path).node, change, _SECONDS))
+    change = FleetChange(1, arguments.what, ticket=arguments.ticket or secrets.token_hex(8), **given)
+    try:
+        first = asyncio.run(ask_for_change(read_node(path).node, change, _SECONDS))
+    except UnreachableError as error:
+        again = f"it may still hold later: try again with `--ticket {change.ticket}`, so that it counts once"
+        raise UnreachableError(f"{error}; {again}") from error
     change = replace(change, round=first)
     if arguments.json:
         output.print_json({"round": first, "what": change.what, "change": change.describe()})

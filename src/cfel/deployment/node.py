@@ -7,6 +7,7 @@ any other node hears of it.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -187,33 +188,40 @@ def _leave_out(answers: dict[int, Status | str]) -> dict[int, Status | str]:
 
 
 async def ask_for_change(node: Node, change: FleetChange, seconds: float) -> int:
-    """Asks for a change until it holds; returns the first global round that it holds for.
+    """Asks the edge servers of a federation for a change; see `ask_until_it_holds`."""
+    client = GrpcClient(Credentials.read(node.certificates, node.identity), node.peers(), 0)
+    try:
+        return await ask_until_it_holds(RemoteCalls(client), node.peers(), change, seconds)
+    finally:
+        await client.close()
+
+
+async def ask_until_it_holds(
+    calls: Calls, edges: Iterable[Identity], change: FleetChange, seconds: float
+) -> int:
+    """Asks for a change until a majority has stored it; returns the first global round that it holds for.
 
     The same edge server is not always there, and a coordinator that dies forgets what waits for the end of
     its round. The change's ticket makes it count once, however often it is asked for.
 
     Raises:
         RejectedError: it is not possible.
-        UnreachableError: no edge server could say within `seconds` that it holds.
+        UnreachableError: no edge server could say within `seconds` that it holds; it may hold later.
     """
-    client = GrpcClient(Credentials.read(node.certificates, node.identity), node.peers(), 0)
-    clock, edges, words = asyncio.get_running_loop().time, deque(node.peers()), ""
+    clock, to_ask, words = asyncio.get_running_loop().time, deque(edges), ""
     deadline = clock() + seconds
     silence_ends = clock() + _SILENCE_SECONDS
-    try:
-        while clock() < min(deadline, silence_ends):
-            answer = await _ask_any(RemoteCalls(client), edges, ChangeRequest(change))
-            if isinstance(answer, str):
-                words = answer
-            elif answer.refused:
-                raise RejectedError(answer.refused)
-            elif answer.round:
-                return answer.round
-            else:
-                words, silence_ends = "", clock() + _SILENCE_SECONDS
-            await asyncio.sleep(_ASK_AGAIN_SECONDS)
-    finally:
-        await client.close()
+    while clock() < min(deadline, silence_ends):
+        answer = await _ask_any(calls, to_ask, ChangeRequest(change))
+        if isinstance(answer, str):
+            words = answer
+        elif answer.refused:
+            raise RejectedError(answer.refused)
+        elif answer.round:
+            return answer.round
+        else:
+            words, silence_ends = "", clock() + _SILENCE_SECONDS
+        await asyncio.sleep(_ASK_AGAIN_SECONDS)
     if words:
         raise UnreachableError(
             f"{change.describe()}: nobody could take it for {_SILENCE_SECONDS:g} s; the federation has "

@@ -35,6 +35,7 @@ TABLES = [
     ("front", "front-cifar10", (0.5,)),
     ("full", "full-femnist", (0.75,)),
     ("full", "full-cifar10", (0.55,)),
+    ("attribution", "attribution-femnist", (0.7,)),
     ("tuned", ".", ()),
 ]
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from cfel.deployment.fleet_limit import check_fleet_size, find_most_devices
-from cfel.deployment.protocol.messages import MOST_HEADER_BYTES, encode
+from cfel.deployment.protocol.edge_requests import PeerModelAnswer
+from cfel.deployment.protocol.messages import MOST_HEADER_BYTES, NO_BODY, encode
 from cfel.errors import InputError
+from cfel.world import World
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation
 
@@ -54,3 +56,20 @@ def test_real_messages_are_not_larger_than_computed(tmp_path: Path) -> None:
     most = find_most_devices(experiment.build_world(), experiment.deployment)
     # What does not grow with the fleet, about a kilobyte of ledgers and digests, is left out here.
     assert (asyncio.run(play()) - 2_000) / devices < MOST_HEADER_BYTES / most
+
+
+def test_a_large_fleet_is_limited_by_what_edge_servers_say_with_a_model() -> None:
+    """3 MiB / 11 bytes: the number of a device in five, a round in six."""
+    experiment = deployed({"scheme": {"name": "hcef"}})
+    built = experiment.build_world()
+
+    def grow(devices: int) -> World:
+        fleet = replace(built.setting.fleet, cluster=np.zeros(devices, dtype=np.int64))
+        return replace(built, setting=replace(built.setting, fleet=fleet, is_large=True))
+
+    most = MOST_HEADER_BYTES // 11
+    uses = {2**16 + n: (2**16 - 1, 255) for n in range(1000)}
+    assert len(encode(PeerModelAnswer((0, 0, 0), "0" * 64, NO_BODY, uses))) < 11 * 1000 + 200
+    check_fleet_size(grow(most), experiment.deployment)
+    with pytest.raises(InputError, match=rf"fleet.devices = {most + 1:,}: .* at most {most:,} devices"):
+        check_fleet_size(grow(most + 1), experiment.deployment)

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
+from benchmarks.coordinator import Scales
 from cfel.deployment.edge.storage import EdgeState, read_losses
-from cfel.deployment.protocol.messages import Message, encode
+from cfel.deployment.protocol.messages import encode
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment
+from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.losses import merge_losses
 from cfel.runlog import RoundRecord
 from cfel.world import World
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import Federation, Network, virtual_hosts
+from tests.deployment.memory_federation import Federation, virtual_hosts
 from tests.deployment.test_changes import HOME, Changing, play
 from tests.deployment.test_changes import experiment as changing_experiment
 from tests.deployment.virtual_time import run_virtually
@@ -115,21 +117,6 @@ def test_the_simulator_repeats_what_was_lost_and_moved(
     assert timeless(records) == timeless([each.record for each in expected])
 
 
-class Scale(Network):
-    """Weighs all messages between edge servers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most_bytes: dict[str, int] = {}
-
-    async def deliver(self, caller: Identity, to: Identity, method: str, message: Message) -> Message:
-        answer = await super().deliver(caller, to, method, message)
-        if caller.role == to.role == "edge":
-            largest = max(len(message.header), len(answer.header), self.most_bytes.get(method, 0))
-            self.most_bytes[method] = largest
-        return answer
-
-
 def weigh(devices: int) -> tuple[dict[str, int], int]:
     """The largest header of every method between edge servers, and the coordinator's state, in bytes."""
     experiment = deployed(
@@ -141,7 +128,7 @@ def weigh(devices: int) -> tuple[dict[str, int], int]:
         },
         join_seconds=600.0,
     )
-    world, network = as_large(experiment), Scale()
+    world, network = as_large(experiment), Scales()
 
     async def play() -> int:
         hosts = virtual_hosts(MemoryDisk(), 0)
@@ -150,24 +137,22 @@ def weigh(devices: int) -> tuple[dict[str, int], int]:
             await federation.finished(6000.0)
             return max(len(encode(node.server.state.coordinator_state)) for node in federation.edges.values())
 
+    prepare_process()
+    prepare_thread()
     state = run_virtually(play())
-    # Elections and signs of life differ from run to run, and carry nothing about devices.
-    return {name: size for name, size in network.most_bytes.items() if name != "status"}, state
-
-
-def check_flat(few: int, many: int) -> None:
-    (small, small_state), (large, large_state) = weigh(few), weigh(many)
-    assert small.keys() == large.keys()
-    grown = {name: (small[name], size) for name, size in large.items() if size > 1.3 * small[name] + 200}
-    assert not grown
-    assert large_state <= 1.2 * small_state
+    return {
+        name: max(size, network.answer_bytes[name]) for name, size in network.command_bytes.items()
+    }, state
 
 
 def test_messages_do_not_grow_with_devices() -> None:
-    """Five times the devices, in three clusters: the same messages but for a few digits."""
-    check_flat(12, 60)
+    """Five times the devices, in three clusters: the same messages but for a few digits.
 
-
-@pytest.mark.long  # trains some hundreds of devices
-def test_messages_do_not_grow_with_hundreds_of_devices() -> None:
-    check_flat(60, 900)
+    With its model, an edge server says whose uploads are in it: 48 more devices, at most 11 bytes each.
+    """
+    (small, small_state), (large, large_state) = weigh(12), weigh(60)
+    assert small.keys() == large.keys()
+    assert large.pop("peer_model") <= small["peer_model"] + 11 * 48
+    grown = {name: (small[name], size) for name, size in large.items() if size > 1.3 * small[name] + 200}
+    assert not grown
+    assert large_state <= 1.2 * small_state

@@ -2,7 +2,7 @@
 
 The coordinator's state travels in one header with every command, and grows with devices and edge rounds. A
 fleet beyond its limit would fail in the middle of the first global round. Where a fleet is planned by asking
-edge servers, it does not grow.
+edge servers, it does not grow; then what edge servers send each other with a model is the limit.
 """
 
 from dataclasses import replace
@@ -33,8 +33,8 @@ from cfel.world import World
 _SAMPLE = 100
 # MessagePack writes every float in nine bytes.
 _NUMBER = 0.1
-# An accuracy, and its share of everything else.
-_METRIC_BYTES = 10
+# A device, and the round of its last upload.
+_USE_BYTES = 11
 # Longer than honest devices' names for clocks and counters, so that some may send the 40 that are allowed.
 _SOURCE = "x" * 12
 
@@ -56,13 +56,12 @@ def check_fleet_size(world: World, deployment: DeploymentParameters) -> None:
 
 
 def _check_clusters(world: World) -> None:
-    """The same where edge servers keep what is known of their devices: only accuracies travel."""
-    sizes, most = world.setting.fleet.sizes, MOST_HEADER_BYTES // _METRIC_BYTES
-    if sizes.max() > most:
+    """The same where edge servers keep what is known of their devices, and say whose uploads a model has."""
+    devices, most = world.setting.fleet.devices, MOST_HEADER_BYTES // _USE_BYTES
+    if devices > most:
         raise InputError(
-            f"fleet: edge {int(sizes.argmax())} has {int(sizes.max()):,} devices, at most {most:,} per edge "
-            f"server are possible, because their accuracies must fit into a message of "
-            f"{MOST_HEADER_BYTES:,} bytes"
+            f"fleet.devices = {devices:,}: a deployment can have at most {most:,} devices, because edge "
+            f"servers name those whose uploads are in a model in a message of {MOST_HEADER_BYTES:,} bytes"
         )
 
 

@@ -6,16 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.coordinator import Scales
-from cfel.deployment.edge.storage import EdgeState, read_losses
+from cfel.deployment.edge.storage import EdgeState, losses_path, read_losses
 from cfel.deployment.protocol.messages import encode
 from cfel.deployment.security.identity import Identity
-from cfel.experiment import Experiment
+from cfel.experiment import Experiment, experiment_toml
+from cfel.launch.federation import LogMerger
 from cfel.learning.torch_state import prepare_process, prepare_thread
-from cfel.losses import merge_losses
-from cfel.runlog import RoundRecord
+from cfel.losses import RoundLoss, merge_losses
+from cfel.rounds.run_directory import create_run
+from cfel.runlog import RoundRecord, RunDirectory
+from cfel.runlog.plans import column_names, read_plan
 from cfel.world import World
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, virtual_hosts
@@ -58,6 +62,30 @@ def test_equals_the_simulation(tmp_path: Path, changes: tuple[Mapping[str, Any],
             return federation.records()
 
     assert timeless(asyncio.run(play())) == timeless([each.record for each in expected])
+
+
+def test_the_tables_of_edge_servers_are_joined(tmp_path: Path) -> None:
+    """Each has logged its own devices; the run directory has the simulator's table, and all losses."""
+    experiment, out = deployed({"rounds": {"global": 1}}), tmp_path / "run"
+    world = as_large(experiment)
+    loss = RoundLoss(1, 0, lost=(3,))
+
+    async def play() -> None:
+        async with Federation(experiment, out / "nodes", world=world) as federation:
+            federation.start()
+            await federation.finished()
+
+    with create_run(out, world.setting, experiment_toml(experiment), ()) as writer:
+        asyncio.run(play())
+        path = losses_path(out / "nodes" / "edge-1", 1)
+        path.parent.mkdir()
+        path.write_bytes(msgspec.json.encode([loss]))
+        LogMerger(out, writer, world, lambda _: None).merge()
+    (record,) = RunDirectory.open(out).records()
+    assert record.losses == (loss,)
+    found, (expected,) = read_plan(out, 1), [each.plans for each in outcomes(experiment, world)]
+    for name in column_names():
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist()
 
 
 def test_measurements_stay_with_the_edge_server_of_a_device(tmp_path: Path) -> None:

@@ -42,10 +42,13 @@ def everybody_ends(history: History) -> Iterator[str]:
     """When all faults are over, the run ends by itself, and nothing unforeseen was raised.
 
     An edge server that is no member any more, or not yet, may have missed that, and then nobody tells it.
+    Nor does anybody tell a device that is started when all have ended.
     """
     outside = [
         edge for edge in set(ALL_EDGES).difference(history.last_members) if not _has_left(history, edge)
     ]
+    heard = {call.caller for call in history.answered(NextRequest)}
+    outside += [each for each in history.stuck if each.role == "device" and each not in heard]
     if stuck := sorted(str(each) for each in history.stuck if each not in outside):
         yield f"{', '.join(stuck)} have not ended"
     yield from history.crashes

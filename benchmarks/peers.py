@@ -30,7 +30,8 @@ from cfel.errors import DeploymentError, InputError
 
 PINS = {"pfl": "pfl==0.6.0", "flower": "flwr[simulation]==1.41.0", "fluke": "fluke-fl==0.8.1"}
 ENVIRONMENTS = Path.home() / ".cache" / "cfel" / "peers"
-MODULES = {"pfl": "pfl", "flower": "flwr", "fluke": "fluke"}
+# What a peer needs: fluke itself can be imported without torchvision, its algorithms cannot.
+MODULES = {"pfl": "pfl", "flower": "flwr", "fluke": "fluke.algorithms"}
 # Peers that share an environment.
 TOGETHER = (("pfl", "flower"), ("fluke",))
 # Flower's first round took 73 s on two cores; an overloaded machine takes longer.

@@ -162,9 +162,12 @@ class WholeFederation(Federation):
         faults = [asyncio.create_task(self._suffer(fault)) for fault in schedule.faults]
         asking = [asyncio.create_task(self._operate(each)) for each in schedule.operations]
         await asyncio.gather(*faults)
-        pending = [task for task in self.tasks.values() if not task.done()]
-        if pending:
-            await asyncio.wait(pending, timeout=END_SECONDS)
+        end = self.loop.time() + END_SECONDS
+        # Operators may start a machine later.
+        while pending := [task for task in self.tasks.values() if not task.done()]:
+            if self.loop.time() >= end:
+                break
+            await asyncio.wait(pending, timeout=end - self.loop.time())
         for task in asking:
             task.cancel()
         started = [member for member in EVERYBODY if member in self.tasks]

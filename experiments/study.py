@@ -344,12 +344,13 @@ PRICED = f"topology.joules_per_bit={BACKHAUL_JOULES_PER_BIT:g}"
 
 
 def list_full(dataset: str) -> Rows:
-    """HCEF+, others with the same training options, CEF at its best and as printed."""
+    """HCEF+, others with the same training options, CEF at its best, CEF and HCEF as printed."""
     slow, tau = "scheme.slow_clocks=true", "rounds.local=2"
     fifth = charge_batch(dataset, 10, MEASURED_OVERHEAD[dataset])
     static = ("scheme.name=static", "scheme.options.samples=10", "scheme.options.theta=0.1", SMALL, tau)
     often = "simulation.evaluate_every=1"
     own = ("scheme.name=cef", *AS_PRINTED, slow, often, f"local.learning_rate={CEF_RATE[dataset]}")
+    printed = (*AS_PRINTED, often, f"local.learning_rate={PRINTED_RATE[dataset]}")
     return {
         "hcef_plus": (),
         "hcef_plus-priced": (PRICED,),
@@ -359,7 +360,9 @@ def list_full(dataset: str) -> Rows:
         "cef-best": (*own, "scheme.deadline_seconds=800"),
         # Two steps of the slowest device take 300 s.
         "cef-best-tau2": (*own, tau, "scheme.deadline_seconds=350"),
-        "cef": ("scheme.name=cef", *AS_PRINTED, often, f"local.learning_rate={PRINTED_RATE[dataset]}"),
+        "cef": ("scheme.name=cef", *printed),
+        "hcef": ("scheme.name=hcef", *printed),
+        "hcef-whole": ("scheme.name=hcef", "scheme.steps=whole", *printed),
     }
 
 

@@ -91,7 +91,7 @@ class Results:
 
     Attributes:
         quality, speed: for several sizes, the largest last.
-        list_speed: of plans on a list of pairs, as HCEF+ makes them, for the same sizes, and in large clusters.
+        list_speed: of plans on a list of pairs, as HCEF+ makes them; the last row has large clusters.
         gossiped: plans without a coordinator, 16 clusters in a ring.
         growth_exponent: time grows as N to this power from 10,000 devices.
         peak_bytes: memory of the largest size.

@@ -41,7 +41,7 @@ from cfel.launch.node import read_node, write_node
 from cfel.launch.processes import Processes
 from cfel.rounds.run_directory import describe_run
 from cfel.runlog import RoundRecord
-from cfel.runlog.plans import read_plan
+from cfel.runlog.directory import read_plan
 from cfel.runlog.records import read_log
 from cfel.world import World
 from tests.support.link_shaper import Link, Relay, shape

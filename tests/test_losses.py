@@ -3,7 +3,7 @@
 import pytest
 
 from cfel.errors import InputError
-from cfel.losses import RoundLoss, merge_losses
+from cfel.membership import RoundLoss, merge_losses
 
 
 def test_what_devices_say_later_is_added() -> None:

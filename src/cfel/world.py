@@ -14,8 +14,7 @@ from cfel.learning.edge import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
-from cfel.losses import Place, RoundLoss
-from cfel.membership import FleetChange, Membership
+from cfel.membership import FleetChange, Membership, Place, RoundLoss
 
 
 @dataclass(frozen=True, slots=True)

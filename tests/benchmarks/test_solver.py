@@ -110,7 +110,9 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     monkeypatch.setenv("COLUMNS", "80")
     made_up = {
         "measure_quality": lambda n, seeds, _: Quality(n, seeds, 1e-5, 2e-4, 0, None),
-        "measure_speed": lambda n, repeats, _: Speed(n, n * 1e-7, 1e-6, float(repeats), 1e-4),
+        "measure_speed": lambda n, repeats, _, cluster_size=8: Speed(
+            n, n * 1e-7, 1e-6, float(repeats), 1e-4, cluster_size
+        ),
         "measure_general_solver": lambda repeats: (0.001, 0.001 * repeats),
         "measure_memory": lambda _: 2.0**30,
     }

@@ -18,8 +18,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.experiment import Experiment
 from cfel.learning.torch_state import prepare_process, prepare_thread
-from cfel.losses import merge_losses
-from cfel.membership import FleetChange, apply_changes, start_membership
+from cfel.membership import FleetChange, apply_changes, merge_losses, start_membership
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import parse_log
 from cfel.world import World

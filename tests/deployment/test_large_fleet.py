@@ -16,10 +16,10 @@ from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment, experiment_toml
 from cfel.launch.federation import LogMerger
 from cfel.learning.torch_state import prepare_process, prepare_thread
-from cfel.losses import RoundLoss, merge_losses
+from cfel.membership import RoundLoss, merge_losses
 from cfel.rounds.run_directory import create_run
 from cfel.runlog import RoundRecord, RunDirectory
-from cfel.runlog.plans import column_names, read_plan
+from cfel.runlog.directory import column_names, read_plan
 from cfel.world import World
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, virtual_hosts

@@ -13,7 +13,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment
 from cfel.rounds.records import mean_metric
 from cfel.runlog import RoundRecord
-from cfel.runlog.plans import read_plan
+from cfel.runlog.directory import read_plan
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, Network
 from tests.simulation.drive import timeless

@@ -17,7 +17,7 @@ from cfel.experiment import Experiment, parse_experiment
 from cfel.launch.federation import find_free_ports
 from cfel.plugins import ANY_CODE
 from cfel.runlog import RoundRecord
-from cfel.runlog.plans import read_plan
+from cfel.runlog.directory import read_plan
 from cfel.runlog.records import read_log
 from tests.support.link_shaper import Link, Relay, shape
 

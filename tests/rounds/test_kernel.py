@@ -24,8 +24,7 @@ from cfel.rounds.kernel import (
     observe,
     plan_edge_round,
 )
-from cfel.rounds.records import RoundScores, make_plan_table, make_record, mean_metric
-from cfel.rounds.totals import add_up
+from cfel.rounds.records import RoundScores, add_up, make_plan_table, make_record, mean_metric
 from cfel.runlog import RoundRecord
 from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.conditions import Conditions

@@ -16,7 +16,7 @@ from cfel.membership import FleetChange
 from cfel.plugins import ANY_CODE
 from cfel.rounds.run_directory import RunRequest
 from cfel.runlog import RoundRecord, RunDirectory
-from cfel.runlog.plans import read_plan
+from cfel.runlog.directory import read_plan
 from cfel.simulation.executors import PoolExecutor
 from cfel.simulation.loop import Watch, run_in_directory
 from cfel.simulation.state import RoundOutcome, enter_round

@@ -11,7 +11,7 @@ from cfel.deployment.edge.book import join_rows
 from cfel.deployment.protocol.edge_requests import MixAnswer, MixCommand, PlanAnswer, PlanCommand
 from cfel.deployment.security.identity import Identity
 from cfel.runlog import RoundRecord
-from cfel.runlog.plans import PlanTable, decode_plan, plan_path
+from cfel.runlog.directory import PlanTable, decode_plan, plan_path
 from cfel.runlog.records import parse_log
 from cfel.world import World
 from tests.whole_federation.schedule import ALL_EDGES, Schedule

@@ -23,8 +23,7 @@ from cfel.learning.models.builders import model_builder
 from cfel.learning.models.files import ModelForm, read_model_file, save_model, save_onnx
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import Task, initial_model
-from cfel.losses import merge_losses
-from cfel.membership import Membership
+from cfel.membership import Membership, merge_losses
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.runlog import RunDirectory
 from cfel.simulation.loop import find_own_model

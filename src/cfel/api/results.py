@@ -43,7 +43,7 @@ from cfel.report.summary import (
 )
 from cfel.report.table import MainTable, build_table, check_formats, list_numbers, to_csv
 from cfel.runlog import PlanTable, RoundRecord
-from cfel.runlog.plans import column_names
+from cfel.runlog.directory import column_names
 from cfel.wording import format_joules, format_seconds, format_share, plural
 
 if TYPE_CHECKING:

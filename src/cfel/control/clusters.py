@@ -29,6 +29,7 @@ from cfel.control.exchange import (
     UndecidedAnswer,
     UndecidedQuestion,
     ask,
+    rank_in_cluster,
 )
 from cfel.control.list_solver import (
     MOST_KEPT,
@@ -339,10 +340,10 @@ class _Part:
         place = Place(settlement.makespan)
         over, under = (self.answers.respond(place, price) for price in (settlement.over, settlement.under))
         jumps = np.flatnonzero(over.choice != under.choice)
-        jumps = jumps[_rank_in_cluster(fleet.cluster[jumps]) < SEATS // 2]
+        jumps = jumps[rank_in_cluster(fleet.cluster[jumps]) < SEATS // 2]
         count = np.bincount(fleet.cluster, minlength=fleet.clusters)
         stride = -(-count // (SEATS // 2))
-        others = _rank_in_cluster(fleet.cluster) % np.maximum(stride, 1)[fleet.cluster] == 0
+        others = rank_in_cluster(fleet.cluster) % np.maximum(stride, 1)[fleet.cluster] == 0
         return np.union1d(jumps, np.flatnonzero(others))
 
     def _settle_list(self, fleet: ListFleet, plan: Response) -> _Settled:
@@ -380,15 +381,6 @@ def _add(values: FloatArray, cluster: IndexArray, clusters: int) -> FloatArray:
 def _without_total(limits: Limits) -> Limits:
     """The limits of single devices: nobody here knows what all use together."""
     return replace(limits, joules=np.inf)
-
-
-def _rank_in_cluster(cluster: IndexArray) -> IndexArray:
-    """The place of every device among those of its cluster."""
-    order = np.argsort(cluster, kind="stable")
-    count = np.bincount(cluster) if cluster.size else np.zeros(0, dtype=np.intp)
-    rank = np.empty(len(cluster), dtype=np.intp)
-    rank[order] = np.arange(len(cluster)) - np.repeat(np.cumsum(count) - count, count)
-    return rank
 
 
 def _keep_to_limits(
@@ -456,7 +448,7 @@ class _Offer:
         # The plan itself is among the offers; where rounding hides it, it stays.
         worse = now.cost < offered.cost[HALF]
         offered.put((HALF, worse), now.pick(worse))
-        seat = some.cluster, _rank_in_cluster(some.cluster)
+        seat = some.cluster, rank_in_cluster(some.cluster)
         return cls(devices, seat, fleet.clusters, offered, np.stack([now.cost, now.joules]))
 
     def divide(self) -> curves.Division:

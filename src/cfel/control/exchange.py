@@ -20,6 +20,8 @@ from cfel.control.curves import Fleet, Grid, Response, add_by_cluster, make_curv
 
 # Places, and responses to single prices, that are kept between questions.
 _KEPT = 4
+# 2³² divided by the golden ratio: its multiples, modulo 2³², are spread evenly however many they are.
+_GOLDEN = 2654435769
 
 Question = Any
 Answer = Any
@@ -35,17 +37,13 @@ class Place:
 
     Attributes:
         makespan: seconds that they have at most.
-        stride: one in so many devices of every cluster.
+        stride: one in so many devices; of a cluster with fewer, one or none.
         between: pairs of prices, each narrowing the place to devices that choose differently at the two.
     """
 
     makespan: float = np.inf
     stride: int = 1
     between: tuple[tuple[float, float], ...] = ()
-
-    def thin_out(self, stride: int) -> "Place":
-        """One in so many of these devices."""
-        return replace(self, stride=self.stride * stride)
 
     def narrow(self, over: float, under: float) -> "Place":
         """Those of these devices that are undecided between two prices."""
@@ -214,18 +212,34 @@ def _widen(place: Place) -> Place:
     return replace(place, between=place.between[:-1])
 
 
-def _thin_out(cluster: IndexArray, stride: int) -> IndexArray:
-    """One in so many devices of every cluster: each cluster's first, and so on."""
+def rank_in_cluster(cluster: IndexArray) -> IndexArray:
+    """The place of every device among those of its cluster."""
     order = np.argsort(cluster, kind="stable")
-    count = np.bincount(cluster)
-    first = np.repeat(np.cumsum(count) - count, count)
-    rank = np.arange(len(cluster)) - first
-    return np.sort(order[rank % stride == 0])
+    count = np.bincount(cluster) if cluster.size else np.zeros(0, dtype=np.intp)
+    rank = np.empty(len(cluster), dtype=np.intp)
+    rank[order] = np.arange(len(cluster)) - np.repeat(np.cumsum(count) - count, count)
+    return rank
 
 
 def count_thinned(devices: FloatArray, stride: int) -> FloatArray:
-    """How many devices of every cluster a thinned out place has."""
-    return np.ceil(devices / stride)
+    """How many devices of every cluster a thinned out place has, of so many."""
+    return np.maximum(np.ceil((devices - _find_first(len(devices), stride)) / stride), 0.0)
+
+
+def _thin_out(cluster: IndexArray, stride: int) -> IndexArray:
+    """One in so many devices: of every cluster its first, which depends on its number, and so on."""
+    first = _find_first(int(cluster.max(initial=-1)) + 1, stride)
+    return np.flatnonzero((rank_in_cluster(cluster) - first[cluster]) % stride == 0)
+
+
+def _find_first(clusters: int, stride: int) -> IndexArray:
+    """Which device a sample takes first of every cluster, 0 … stride − 1.
+
+    The numbers are spread evenly, so clusters that are smaller than the stride are left out in turn. A
+    cluster's number depends on no other cluster, so that parts of a fleet can compute it.
+    """
+    turn = np.arange(clusters, dtype=np.uint64) * np.uint64(_GOLDEN) % np.uint64(2**32)
+    return (turn * np.uint64(stride) >> np.uint64(32)).astype(np.intp)
 
 
 def _keep(known: dict[Any, Any], key: object, value: object) -> None:

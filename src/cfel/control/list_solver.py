@@ -206,9 +206,8 @@ class ListFleet:
     def at(self, makespan: FloatArray) -> "ListFleet":
         """One copy per makespan, in which devices have at most as many seconds."""
         spans = len(makespan)
-        shape = (spans, self.size)
         copies: dict[str, Any] = {
-            name: np.broadcast_to(getattr(self, name), shape).ravel() for name in _PER_DEVICE
+            name: np.concatenate([getattr(self, name)] * spans) for name in _PER_DEVICE if name != "cluster"
         }
         copies["seconds"] = np.minimum(self.seconds, makespan[:, None]).ravel()
         copies["cluster"] = (self.cluster + self.clusters * np.arange(spans)[:, None]).ravel()
@@ -552,6 +551,8 @@ def seek_makespan(
     size = int(devices.sum())
     stride = max(1, size // SAMPLE)
     part = int(count_thinned(devices, stride).sum())
+    if not part:
+        stride, part = 1, size
     share = part / size
     search = _Search(
         Place(stride=stride), part, energy_cap * share, replace(weighing, joules=weighing.joules * share)

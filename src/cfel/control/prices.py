@@ -5,7 +5,7 @@ tangents of the sum, read off at the energy cap, bound every plan within it (wea
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -79,19 +79,18 @@ class _Narrowed(NamedTuple):
 
 
 def _seek(devices: FloatArray, energy_cap: float, place: Place) -> Exchange[tuple[_Narrowed, list[End]]]:
-    """Two points around the cap, and what all devices were asked.
+    """Two points around the cap, and what all devices of a place were asked; `devices` are the fleet's.
 
     A large fleet is priced by a sample first, and that by a sample of its own. Prices a little below and
     above the sample's nearly always lie on both sides of the cap, and few devices are undecided between them.
     """
-    size = float(devices.sum())
+    size = float(count_thinned(devices, place.stride).sum())
     stride = int(size // max(SAMPLE, size // ONE_IN)) if size > 2 * SAMPLE else 1
-    part = count_thinned(devices, stride)
-    # Every cluster has at least one device in a sample, so many small clusters cannot be thinned out.
-    if part.sum() <= size / 2:
-        share = float(part.sum()) / size
-        sampled, _ = yield from _seek(part, energy_cap * share, place.thin_out(stride))
-        margin = MARGIN / float(part.sum()) ** 0.5
+    sample = replace(place, stride=place.stride * stride)
+    part = float(count_thinned(devices, sample.stride).sum())
+    if 0 < part <= size / 2:
+        sampled, _ = yield from _seek(devices, energy_cap * part / size, sample)
+        margin = MARGIN / part**0.5
         around = sampled.over.price * np.array([1 - margin, 1 + margin])
         over, under = yield from _ask_ends(place, around)
         if over.point.joules > energy_cap >= under.point.joules:

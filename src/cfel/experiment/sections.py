@@ -14,8 +14,7 @@ from cfel.control import Rounds
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, StorageError, unknown_name
 from cfel.learning.data.partition import PartitionParameters
-from cfel.losses import RoundLoss
-from cfel.membership import FleetChange
+from cfel.membership import FleetChange, RoundLoss
 from cfel.system.availability import Availability
 from cfel.system.conditions import RandomConditions
 from cfel.system.device_classes import DeviceClass, HardwareConditions, parse_class_file

@@ -35,7 +35,7 @@ from cfel.learning.edge import edge_tensors
 from cfel.rounds.kernel import is_over
 from cfel.rounds.run_directory import RunRequest, open_run
 from cfel.runlog import Checkpoint, RoundRecord, RunDirectory, RunWriter
-from cfel.runlog.plans import plan_path, read_plan
+from cfel.runlog.directory import plan_path, read_plan
 from cfel.runlog.records import LogReader
 from cfel.simulation.parameters import reject_buffering
 from cfel.world import World

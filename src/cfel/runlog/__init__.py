@@ -9,6 +9,7 @@ from cfel.runlog.directory import (
     SCHEMA,
     Environment,
     FleetDescription,
+    PlanTable,
     RunDirectory,
     RunWriter,
     describe_environment,
@@ -16,7 +17,6 @@ from cfel.runlog.directory import (
     reject_existing_run,
     write_descriptions,
 )
-from cfel.runlog.plans import PlanTable
 from cfel.runlog.records import WALL_CLOCK_FIELDS, RoundRecord
 
 __all__ = [

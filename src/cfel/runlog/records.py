@@ -24,8 +24,7 @@ import numpy as np
 
 from cfel.durable import read_bytes, translate_os_errors
 from cfel.errors import InputError, RunBusyError, RunDirectoryError, StorageError
-from cfel.losses import RoundLoss
-from cfel.membership import FleetChange
+from cfel.membership import FleetChange, RoundLoss
 from cfel.validation import check_keys, check_number, convert_document, parse_json
 from cfel.wording import show
 

@@ -29,7 +29,7 @@ from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import refresh_estimates
 from cfel.learning.models.flat import FlatModel, complete_model, digest_models, join_digests
-from cfel.losses import RoundLoss
+from cfel.membership import RoundLoss
 from cfel.rounds.estimates import needs_estimates, note_influence, view_estimates
 from cfel.rounds.kernel import (
     DeviceWork,
@@ -50,6 +50,7 @@ from cfel.rounds.kernel import (
 )
 from cfel.rounds.records import (
     RoundScores,
+    add_up,
     average_metrics,
     make_plan_table,
     make_record,
@@ -58,7 +59,6 @@ from cfel.rounds.records import (
     take_means,
 )
 from cfel.rounds.run_directory import RunRequest, open_run
-from cfel.rounds.totals import add_up
 from cfel.runlog import RoundRecord, RunDirectory, RunWriter, holds_run
 from cfel.simulation.buffered import find_busy, run_buffered, work_during_gossip
 from cfel.simulation.executors import ClusterExecutor, ClusterJob, EdgeUpdate, Executor, Job, JobResult

@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import InputError
-from cfel.losses import RoundLoss
-from cfel.membership import FleetChange, Membership, list_memberships, start_membership
+from cfel.membership import FleetChange, Membership, RoundLoss, list_memberships, start_membership
 from cfel.seeding import draw_uniforms
 from cfel.system.availability import (
     Availability,

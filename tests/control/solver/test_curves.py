@@ -20,6 +20,7 @@ from cfel.control.curves import (
     share_energy,
     undo,
 )
+from cfel.control.exchange import FleetAnswers, Place, count_thinned
 from cfel.control.list_solver import ListFleet
 from cfel.control.prices import search_price
 from cfel.control.problem import RoundProblem, find_feasible_limits
@@ -57,6 +58,36 @@ def test_a_cluster_alone_answers_as_among_others(build: Build) -> None:
         alone, _ = make_curve(fleet.take(np.flatnonzero(fleet.cluster == cluster)), GRID)
         assert np.array_equal(alone.joules[:, :, cluster], whole.joules[:, :, cluster])
         assert np.array_equal(alone.objective[:, :, cluster], whole.objective[:, :, cluster])
+
+
+@FLEETS
+@pytest.mark.parametrize("stride", [1, 4, 30])
+def test_a_cluster_alone_has_the_devices_of_a_sample_that_it_has_among_others(
+    build: Build, stride: int
+) -> None:
+    """Clusters have 8 or 9 devices: with a stride of 30 most have none. The planner only counts devices."""
+    fleet = build(case())
+    sample = FleetAnswers(fleet).find(Place(stride=stride))
+    devices = np.bincount(fleet.cluster, minlength=fleet.clusters).astype(np.float64)
+    counted = np.bincount(sample.cluster, minlength=fleet.clusters)
+    assert counted.tolist() == count_thinned(devices, stride).tolist()
+    for cluster in range(fleet.clusters):
+        own = fleet.take(np.flatnonzero(fleet.cluster == cluster))
+        alone = FleetAnswers(own).find(Place(stride=stride))
+        among = sample.take(np.flatnonzero(sample.cluster == cluster))
+        assert respond_at(alone, 0.1).joules.tolist() == respond_at(among, 0.1).joules.tolist()
+
+
+def test_a_sample_of_small_clusters_has_one_in_stride_devices() -> None:
+    """125,000 clusters of 8 and a stride of 488: one device of one cluster in 61, 2,049.2 devices in all.
+
+    Where every second cluster has 3 devices and the others 13, each kind has its share, too:
+    62,500 · 3 / 488 = 384.2 and 62,500 · 13 / 488 = 1,665.0.
+    """
+    assert count_thinned(np.full(125_000, 8.0), 488).sum() == pytest.approx(2049.2, abs=3)
+    mixed = count_thinned(np.tile([3.0, 13.0], 62_500), 488)
+    assert mixed[::2].sum() == pytest.approx(384.2, abs=3)
+    assert mixed[1::2].sum() == pytest.approx(1665.0, abs=3)
 
 
 @FLEETS

@@ -14,7 +14,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import DivergedError, NotAdmittedError, SilentEdgeServerError
 from cfel.learning.device import device_update
 from cfel.learning.device_messages import DeviceOrder
-from cfel.runlog.plans import read_plan
+from cfel.runlog.directory import read_plan
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, play_to_the_end
 

@@ -28,7 +28,7 @@ from cfel.errors import RejectedError
 from cfel.experiment import Experiment
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState
 from cfel.runlog import PlanTable, RoundRecord
-from cfel.runlog.plans import read_plan
+from cfel.runlog.directory import read_plan
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation
 from tests.support.raw_endpoint import raw_endpoint

@@ -74,8 +74,7 @@ from cfel.deployment.protocol.edge_requests import (
 )
 from cfel.deployment.security.identity import Identity
 from cfel.errors import AllDivergedError, DeploymentError, RejectedError, UnreachableError
-from cfel.losses import RoundLoss
-from cfel.membership import FleetChange
+from cfel.membership import FleetChange, RoundLoss
 from cfel.rounds.estimates import (
     find_impossible,
     needs_estimates,
@@ -94,8 +93,7 @@ from cfel.rounds.kernel import (
     observe,
     plan_edge_round,
 )
-from cfel.rounds.records import RoundScores, make_plan_table, make_record
-from cfel.rounds.totals import add_up, add_up_clusters
+from cfel.rounds.records import RoundScores, add_up, add_up_clusters, make_plan_table, make_record
 from cfel.runlog import RoundRecord
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet

@@ -41,7 +41,7 @@ from cfel.deployment.protocol.edge_requests import (
 )
 from cfel.errors import DeploymentError
 from cfel.learning.local.estimates import Estimates, refresh_estimates
-from cfel.losses import RoundLoss
+from cfel.membership import RoundLoss
 from cfel.rounds.kernel import (
     DeviceWork,
     EdgeRoundOutcome,
@@ -50,8 +50,7 @@ from cfel.rounds.kernel import (
     compute_outcome,
     find_late,
 )
-from cfel.rounds.records import RoundScores, average_metrics, mean_metric
-from cfel.rounds.totals import NOBODY
+from cfel.rounds.records import NOBODY, RoundScores, average_metrics, mean_metric
 from cfel.system.backhaul import Backhaul, live_metropolis_weights
 from cfel.system.conditions import Conditions
 from cfel.world import World

@@ -14,11 +14,10 @@ from cfel.control.scheme import RoundPlan
 from cfel.deployment.measurement.measured_rounds import EdgeRoundMeasurements, FederationMeasurements
 from cfel.deployment.protocol.messages import Count
 from cfel.learning.local.estimates import Estimates
-from cfel.losses import RoundLoss
-from cfel.membership import FleetChange
+from cfel.membership import FleetChange, RoundLoss
 from cfel.rounds import kernel
 from cfel.rounds.kernel import ControlState, DeviceWork, initial_control
-from cfel.rounds.totals import ClusterTotals
+from cfel.rounds.records import ClusterTotals
 from cfel.world import World
 
 Position = tuple[Count, Count, Count]

@@ -31,11 +31,10 @@ from cfel.deployment.measurement.plausibility import BoundedReports, bound_repor
 from cfel.deployment.protocol.device_requests import MeasurementReport, Round
 from cfel.deployment.protocol.edge_requests import DeviceEntry, DeviceEstimates, DeviceResult
 from cfel.learning.local.estimates import Estimates, refresh_estimates
-from cfel.losses import RoundLoss
+from cfel.membership import RoundLoss
 from cfel.rounds.estimates import note_influence, view_estimates
 from cfel.rounds.kernel import ControlState, DeviceWork, EdgeRoundOutcome, observe
-from cfel.rounds.records import make_plan_table
-from cfel.rounds.totals import ClusterTotals, count_clusters
+from cfel.rounds.records import ClusterTotals, count_clusters, make_plan_table
 from cfel.runlog import PlanTable
 from cfel.system.conditions import Conditions
 from cfel.world import World

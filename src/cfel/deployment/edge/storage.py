@@ -30,9 +30,9 @@ from cfel.deployment.protocol.edge_requests import LOGGED, DeviceEntry, MixAnswe
 from cfel.deployment.protocol.messages import Count, Digest, decode, encode
 from cfel.errors import CfelError, DamagedError, InputError, RejectedError, RunDirectoryError, StorageError
 from cfel.learning.models.flat import FlatModel
-from cfel.losses import RoundLoss
+from cfel.membership import RoundLoss
 from cfel.runlog import PlanTable, RoundRecord
-from cfel.runlog.plans import decode_plan, encode_plan, plan_path
+from cfel.runlog.directory import decode_plan, encode_plan, plan_path
 from cfel.runlog.records import find_damage, parse_log
 
 _LOG = logging.getLogger(__name__)

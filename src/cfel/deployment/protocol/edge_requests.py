@@ -53,7 +53,7 @@ from cfel.deployment.protocol.messages import (
 from cfel.errors import InputError
 from cfel.learning.local.estimates import Estimates
 from cfel.membership import FleetChange
-from cfel.rounds.totals import ClusterTotals
+from cfel.rounds.records import ClusterTotals
 from cfel.runlog import PlanTable, RoundRecord
 from cfel.status import DEVICE_STATES, Status
 

@@ -14,7 +14,7 @@ from cfel.learning.device import device_update
 from cfel.learning.edge import edge_aggregate, gossip_mix
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import join_digests
-from cfel.losses import RoundLoss
+from cfel.membership import RoundLoss
 from cfel.rounds.kernel import EdgeRoundOutcome
 from cfel.simulation.loop import run_edge_round, simulate
 from cfel.simulation.state import RunState, initial_state

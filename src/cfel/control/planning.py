@@ -393,9 +393,9 @@ def choose_best(
 
 
 LEAST_SHARE = 0.3
-"""Half of what the paper's budgets leave to a round; docs/design.md has the measurements behind it.
+"""Half of what the paper's budgets leave to a round, chosen by accuracy on one seed of `demo`.
 
-They are of one seed of `demo`, by the slowest device: 0.2 of its work is about 0.3 of the median device's.
+That was by the slowest device: 0.2 of its work is about 0.3 of the median device's.
 """
 
 SMALL_BATCH_SHARE = 0.5

@@ -75,7 +75,7 @@ _MODULES = {
     "RoundRecord": "runlog.records",
     "RunResult": "api.results",
     "Simulation": "api.runs",
-    "Solution": "control.solution",
+    "Solution": "control.problem",
     "Sweep": "api.results",
     "Task": "learning.task",
     "Tuning": "api.results",

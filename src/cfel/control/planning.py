@@ -22,7 +22,7 @@ from cfel.control.clusters import (
 )
 from cfel.control.exchange import Exchange, answer_locally, ask
 from cfel.control.list_solver import PairTable, list_steps, list_theta, pair_up, solve_on_list
-from cfel.control.problem import RoundProblem
+from cfel.control.problem import RoundProblem, Solution
 from cfel.control.scheme import (
     DeviceOverrides,
     Observation,
@@ -33,7 +33,6 @@ from cfel.control.scheme import (
     complete_plan,
     make_empty_plan,
 )
-from cfel.control.solution import Solution
 from cfel.control.solve import solve
 from cfel.cost import device_joules, device_seconds
 from cfel.errors import InputError

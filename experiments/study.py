@@ -758,7 +758,7 @@ def tabulate_costs(out: Path, target: float) -> tuple[dict[str, Any], str]:
 def tabulate_full(out: Path, target: float) -> tuple[dict[str, Any], str]:
     """Time, energy and backhaul traffic to the target, and gains over CEF as printed.
 
-    Runs of CEF and HCEF as printed that are missing are those of the older study `paper-channel-DATASET-full`.
+    Missing runs of CEF and HCEF as printed come from the older study `paper-channel-DATASET-full`.
 
     Energy is that of devices, unless a column says that it includes the backhaul's.
     """

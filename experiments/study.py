@@ -756,15 +756,18 @@ def tabulate_costs(out: Path, target: float) -> tuple[dict[str, Any], str]:
 
 
 def tabulate_full(out: Path, target: float) -> tuple[dict[str, Any], str]:
-    """Time, energy and backhaul traffic to the target, and gains over CEF as printed, whose runs are older.
+    """Time, energy and backhaul traffic to the target, and gains over CEF as printed.
+
+    Missing runs of CEF and HCEF as printed come from the older study `paper-channel-DATASET-full`.
 
     Energy is that of devices, unless a column says that it includes the backhaul's.
     """
     rows = {row: _cross_all(runs, target) for row, runs in group_rows(out).items()}
     dataset = tomllib.loads(next(iter(load_tree(out).values())).experiment_toml)["data"]["name"]
-    printed = group_rows(HERE.parent / "results" / f"paper-channel-{dataset}-full")["cef"]
+    older = group_rows(HERE.parent / "results" / f"paper-channel-{dataset}-full")
     document = {row: [asdict(found[seed]) for seed in sorted(found)] for row, found in rows.items()}
-    rows["cef"] = _cross_all(printed, target) | rows.get("cef", {})
+    for row in ("hcef", "cef"):
+        rows[row] = _cross_all(older[row], target) | rows.get(row, {})
     cells = [_compare_full(row, found, rows) for row, found in rows.items() if found]
     headings = [
         *("Row", "Seeds", "Time", "Energy", "Backhaul", "Gain over CEF: time", "energy"),

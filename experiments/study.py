@@ -341,6 +341,7 @@ CEF_RATE = {"cifar10": 0.05, "femnist": 0.06}
 
 BACKHAUL_JOULES_PER_BIT = 1e-8
 PRICED = f"topology.joules_per_bit={BACKHAUL_JOULES_PER_BIT:g}"
+EIGHT_BITS = "compression.bits=[8]"
 
 
 def list_full(dataset: str) -> Rows:
@@ -354,8 +355,10 @@ def list_full(dataset: str) -> Rows:
     return {
         "hcef_plus": (),
         "hcef_plus-priced": (PRICED,),
+        "hcef_plus-bits": (EIGHT_BITS,),
         "static": static,
         "static-priced": (*static, PRICED),
+        "static-bits": (*static, EIGHT_BITS),
         "p_fedavg": ("scheme.name=p_fedavg", slow, tau, *fifth),
         "cef-best": (*own, "scheme.deadline_seconds=800"),
         # Two steps of the slowest device take 300 s.

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from cfel.deployment.coordinator.state import Position
+from cfel.deployment.edge.checks import check_model
 from cfel.deployment.health import PeerFaults
 from cfel.deployment.host import Compute
 from cfel.deployment.payloads import model_size, read_model
-from cfel.deployment.plausible_models import check_model
 from cfel.deployment.protocol.calls import Calls, give_up_if
 from cfel.deployment.protocol.device_requests import Round
 from cfel.deployment.protocol.edge_requests import DeviceEntry, EntriesRequest, PeerModelRequest

@@ -27,12 +27,11 @@ from cfel.deployment.edge.storage import EdgeDisk
 from cfel.deployment.host import Host, RealDisk, make_host
 from cfel.deployment.node import Node, ask_status, own_data
 from cfel.deployment.payloads import model_size
-from cfel.deployment.protocol.calls import RemoteCalls
+from cfel.deployment.protocol.calls import ExperimentCheck, RemoteCalls
 from cfel.deployment.protocol.edge_requests import TRANSFER_METHODS
 from cfel.deployment.protocol.grpc_transport import GrpcClient, device_connections
 from cfel.deployment.protocol.messages import Message, encode
 from cfel.deployment.security.credentials import Credentials
-from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment, digest_shared_parts, experiment_toml, parse_experiment
 from cfel.launch.federation import LaunchOptions, prepare_nodes

@@ -341,6 +341,7 @@ CEF_RATE = {"cifar10": 0.05, "femnist": 0.06}
 
 BACKHAUL_JOULES_PER_BIT = 1e-8
 PRICED = f"topology.joules_per_bit={BACKHAUL_JOULES_PER_BIT:g}"
+EIGHT_BITS = "compression.bits=[8]"
 
 
 def list_full(dataset: str) -> Rows:
@@ -354,8 +355,10 @@ def list_full(dataset: str) -> Rows:
     return {
         "hcef_plus": (),
         "hcef_plus-priced": (PRICED,),
+        "hcef_plus-bits": (EIGHT_BITS,),
         "static": static,
         "static-priced": (*static, PRICED),
+        "static-bits": (*static, EIGHT_BITS),
         "p_fedavg": ("scheme.name=p_fedavg", slow, tau, *fifth),
         "cef-best": (*own, "scheme.deadline_seconds=800"),
         # Two steps of the slowest device take 300 s.
@@ -756,15 +759,18 @@ def tabulate_costs(out: Path, target: float) -> tuple[dict[str, Any], str]:
 
 
 def tabulate_full(out: Path, target: float) -> tuple[dict[str, Any], str]:
-    """Time, energy and backhaul traffic to the target, and gains over CEF as printed, whose runs are older.
+    """Time, energy and backhaul traffic to the target, and gains over CEF as printed.
+
+    Missing runs of CEF and HCEF as printed come from the older study `paper-channel-DATASET-full`.
 
     Energy is that of devices, unless a column says that it includes the backhaul's.
     """
     rows = {row: _cross_all(runs, target) for row, runs in group_rows(out).items()}
     dataset = tomllib.loads(next(iter(load_tree(out).values())).experiment_toml)["data"]["name"]
-    printed = group_rows(HERE.parent / "results" / f"paper-channel-{dataset}-full")["cef"]
+    older = group_rows(HERE.parent / "results" / f"paper-channel-{dataset}-full")
     document = {row: [asdict(found[seed]) for seed in sorted(found)] for row, found in rows.items()}
-    rows["cef"] = _cross_all(printed, target) | rows.get("cef", {})
+    for row in ("hcef", "cef"):
+        rows[row] = _cross_all(older[row], target) | rows.get(row, {})
     cells = [_compare_full(row, found, rows) for row, found in rows.items() if found]
     headings = [
         *("Row", "Seeds", "Time", "Energy", "Backhaul", "Gain over CEF: time", "energy"),

@@ -54,7 +54,7 @@ def test_the_images_run_as_an_ordinary_user_and_copy_what_exists() -> None:
     for word, rest in instructions():
         if word == "FROM":
             base, _, stage = rest.partition(" AS ")
-            assert base == "python:3.11-slim" or base in stages
+            assert base == "${BASE}" or base in stages
             stages.add(stage)
             users[stage] = users.get(base, "root")
         elif word == "USER":

@@ -22,7 +22,6 @@ PAGES = (
     "start.md",
     "tutorials/plan-my-fleet.md",
     "tutorials/my-model-and-data.md",
-    "tutorials/my-scheme.md",
     "tutorials/compare-under-budgets.md",
     "tutorials/benchmark-my-method.md",
     "tutorials/read-the-report.md",

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from cfel.api.results import Comparison, RunResult, Sweep, Tuning
     from cfel.api.runs import Simulation, compare, load, run, simulate, sweep
     from cfel.api.tuning import tune
-    from cfel.control.problem import RoundProblem
-    from cfel.control.solution import Solution
+    from cfel.control.problem import RoundProblem, Solution
     from cfel.control.solve import solve
     from cfel.errors import BudgetWarning, CfelError, InputError
     from cfel.experiment.experiment import Experiment
@@ -76,7 +75,7 @@ _MODULES = {
     "RoundRecord": "runlog.records",
     "RunResult": "api.results",
     "Simulation": "api.runs",
-    "Solution": "control.solution",
+    "Solution": "control.problem",
     "Sweep": "api.results",
     "Task": "learning.task",
     "Tuning": "api.results",

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from cfel.control import Solution, SolverDefectError, solve
-from cfel.control.problem import RoundProblem, find_feasible_limits
-from cfel.control.solution import Proposal, prove
+from cfel.control.problem import Proposal, RoundProblem, find_feasible_limits, prove
 from cfel.control.solve import project_feasible
 from tests.control.instances import CIFAR, paper_problem
 

@@ -14,7 +14,7 @@ from cfel.deployment.election.rules import Heartbeat
 from cfel.deployment.host import Host, make_host
 from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.deployment.node import own_data
-from cfel.deployment.protocol.calls import Client, Endpoint, RemoteCalls, by_method
+from cfel.deployment.protocol.calls import Client, Endpoint, RemoteCalls
 from cfel.deployment.protocol.edge_requests import ElectionRequest
 from cfel.deployment.protocol.messages import Message, join_message, split_message
 from cfel.deployment.security.identity import Identity
@@ -165,7 +165,7 @@ class Federation:
         )
         self.edges[member.number] = node
         self._watch(member, node)
-        self.network.members[member] = by_method(node.endpoints.values())
+        self.network.members[member] = {each.request.method: each for each in node.endpoints.values()}
         await node.run()
 
     async def _device(self, member: Identity) -> None:

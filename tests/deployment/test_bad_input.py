@@ -16,8 +16,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from cfel.deployment.edge.checks import UploadLimits
 from cfel.deployment.edge.devices import DeviceService
-from cfel.deployment.edge.verify_upload import UploadLimits
 from cfel.deployment.host import make_host
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import EncodedModels, make_upload
@@ -44,7 +44,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.learning.compressors import DenseUpdate
 from cfel.learning.local.estimates import Estimates
-from tests.deployment.edge.test_verify_upload import (
+from tests.deployment.edge.test_checks import (
     BODY,
     GOOD,
     INDICES_AT,

@@ -241,6 +241,30 @@ def test_an_edge_server_that_was_removed_while_it_was_away_ends() -> None:
     play(operate)
 
 
+def test_an_edge_server_that_the_last_record_removes_has_all_records() -> None:
+    """There is no next round that it could be missing in: it takes the end from the others, as any member."""
+    away: list[int] = []
+
+    async def operate(federation: Changing) -> None:
+        away.append(next(i for i in range(3) if i != federation.coordinator()))
+        gone, asked = Identity("edge", away[0]), (away[0] + 1) % 3
+        await federation.kill(gone)
+        federation.start(Identity("edge", 3))
+        assert await federation.ask("add edge", edge=3, of=asked) == 2
+        await until("the last round", lambda: len(federation.log(asked)) == 2)
+        assert await federation.ask("remove edge", edge=gone.number, of=asked) == 4
+        federation.start(gone)
+
+    federation, records = play(operate)
+    assert [each.round for each in records] == [1, 2, 3]
+    assert federation.log(away[0]) == records
+    assert HOME / str(Identity("edge", away[0])) / "model.safetensors" in _files(federation, away[0])
+
+
+def _files(federation: Changing, edge: int) -> dict[Path, bytes]:
+    return federation.disks[Identity("edge", edge)].files
+
+
 def test_of_two_edge_servers_the_coordinator_leaves() -> None:
     """The other one must know before its vote, which a majority of two needs, is gone."""
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cfel.deployment.node import Node, run_device, run_edge
+from cfel.deployment.protocol.calls import ExperimentCheck
 from cfel.deployment.security.certificates import issue, make_authority
-from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment, parse_experiment
 from cfel.launch.federation import find_free_ports

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from cfel.deployment.edge.verify_upload import UploadLimits, verify_upload
+from cfel.deployment.edge.checks import UploadLimits, verify_upload
 from cfel.deployment.payloads import make_upload, read_model
 from cfel.deployment.protocol.calls import answer_type
 from cfel.deployment.protocol.device_requests import UploadRequest

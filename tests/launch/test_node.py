@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cfel.deployment.node import Node, run_device, run_edge
+from cfel.deployment.protocol.calls import ExperimentCheck
 from cfel.deployment.security.certificates import issue, make_authority
-from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DashboardError, ExperimentError, InputError
 from cfel.launch.node import NodeFile, _make_dashboard, read_node, run_until_stopped, write_node

@@ -40,10 +40,17 @@ def test_a_directory_without_runs_is_reported(tmp_path: Path) -> None:
         load_runs(tmp_path)
 
 
-def test_two_runs_of_one_scheme_and_seed_are_named(tmp_path: Path, make_run: MakeRun) -> None:
-    for name in ("a", "b"):
+def test_two_runs_of_one_scheme_and_seed_are_rows_of_their_folders(tmp_path: Path, make_run: MakeRun) -> None:
+    for name in ("a", "b/seed-3"):
         make_run(tmp_path / name, "cef", 3, [])
-    with pytest.raises(RunDirectoryError, match=r"cef with seed 3: .*a and .*b"):
+    assert [(run.scheme, run.seed) for run in load_runs(tmp_path)] == [("a", 3), ("b", 3)]
+
+
+def test_two_runs_of_one_row_and_seed_are_named(tmp_path: Path, make_run: MakeRun) -> None:
+    """Both would count in every mean."""
+    for name in ("seed-3", "seed-03"):
+        make_run(tmp_path / "a" / name, "cef", 3, [])
+    with pytest.raises(RunDirectoryError, match=r"a with seed 3: .*seed-03 and .*seed-3"):
         load_runs(tmp_path)
 
 

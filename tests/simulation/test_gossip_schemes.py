@@ -1,6 +1,7 @@
 """The defining property of the other systems' schemes, seen on the models of a run."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from cfel.experiment import Experiment
 from cfel.learning.device import device_update
 from cfel.learning.edge import edge_aggregate, gossip_mix
 from cfel.learning.local.workspace import Workspace
+from cfel.learning.models.flat import join_digests
+from cfel.membership import RoundLoss
 from cfel.rounds.kernel import EdgeRoundOutcome
 from cfel.simulation.loop import run_edge_round, simulate
 from cfel.simulation.state import RunState, initial_state
@@ -147,3 +150,22 @@ def test_bytes_of_gossip() -> None:
         "hier_fedavg": 6,
         "fedavg": 12,
     }
+
+
+@pytest.mark.parametrize("missed", [(1,), (0, 1)])
+def test_a_record_names_the_model_after_the_last_gossip_that_each_took_part_in(
+    missed: tuple[int, ...],
+) -> None:
+    """Edge server 1 misses one step of the last exchange, or both; its devices have not trained before.
+
+    So it still has the model that it had after the last step it took part in, and the record must name that.
+    """
+    experiment = tiny({"scheme": {"name": "hcef_plus"}, "rounds": {"global": 1, "edge": 2}})
+    world = experiment.build_world()
+    rows = tuple(tuple(row) for row in world.setting.backhaul.weights.tolist())
+    losses = [RoundLoss(1, 1, absent=(2, 3))]
+    losses += [RoundLoss(1, 2, step=step, rows=rows, mixed=(0, 2)) for step in missed]
+    outcome = outcomes(experiment, replace(world, losses={each.place: each for each in losses}))[0]
+    digests = [model.sha256() for model in outcome.state.models]
+    assert digests[0] == digests[2] != digests[1]
+    assert outcome.record.model_sha256 == join_digests(digests)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cfel.cli.up import FederationView
 from cfel.dashboard.metrics import metrics_text
-from cfel.deployment.security.rejections import MOST_CHARACTERS, count_rejection, shorten
+from cfel.deployment.security.limits import MOST_CHARACTERS, count_rejection, shorten
 from cfel.status import ClusterStatus, Curve, DeviceStatus, ElectionEvent, Status
 
 HOSTILE = "a\ud800b\nc\rd\x1b[31me\x9bf\u2028g\u202eh\x00"

@@ -64,9 +64,9 @@ class MemoryNetwork:
     _sent: Counter[tuple[Identity, Identity]] = field(default_factory=Counter)
     _under_way: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def serve(self, own: Identity, methods: Mapping[str, Endpoint]) -> None:
+    def serve(self, own: Identity, endpoints: Iterable[Endpoint]) -> None:
         """Lets others call `own`, from now until it leaves."""
-        self._serving[own] = methods
+        self._serving[own] = {each.request.method: each for each in endpoints}
 
     def leave(self, own: Identity) -> None:
         """`own` is killed: calls to it fail at once."""

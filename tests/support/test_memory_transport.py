@@ -28,7 +28,7 @@ def network(faults: LinkFaults | None = None, seed: int = 1) -> tuple[MemoryNetw
             raise ZeroDivisionError
         return Message(str(value + caller.number).encode(), Body.hash(message.body.join()[::-1]))
 
-    made.serve(EDGE, {"add": raw_endpoint("add", ("device",), add, 3)})
+    made.serve(EDGE, [raw_endpoint("add", ("device",), add, 3)])
     return made, seen
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cfel.deployment.coordinator.state import Position
+from cfel.deployment.coordinator.state import Position, gossip_steps
 from cfel.deployment.edge.storage import EdgeDisk
 from cfel.deployment.election.rules import Heartbeat, VoteReply, VoteRequest
 from cfel.deployment.protocol.device_requests import NextOrder, NextRequest, UploadRequest
@@ -286,13 +286,18 @@ def nothing_was_lost(history: History) -> bool:
                 ]
                 if not answers or {each.device for each in answers[0].devices} != own:
                     return False
-            steps = [(at, each) for (i, at), each in mixes.items() if (i, at[0]) == (edge, number)]
-            if not steps or any(
-                np.array(each.rows).tolist() != setting.backhaul_at(*at).weights.tolist()
-                for at, each in steps
-            ):
-                return False
+            for at in _list_steps(history, number):
+                mix = mixes.get((edge, at))
+                if mix is None or np.array(mix.rows).tolist() != setting.backhaul_at(*at).weights.tolist():
+                    return False
     return all(_last_digests(history, each) is not None for each in history.records)
+
+
+def _list_steps(history: History, number: int) -> list[Position]:
+    """The gossip steps of a global round, counted from 0."""
+    world = history.lived.at(number)
+    places = range(1, world.setting.rounds.edge_rounds + 1)
+    return [(number, done, step) for done in places for step in range(gossip_steps(world, done))]
 
 
 def records_name_models(history: History) -> Iterator[str]:

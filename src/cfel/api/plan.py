@@ -21,11 +21,17 @@ from cfel.control import solve
 from cfel.control.caps import Budget, Rounds
 from cfel.control.curves import Grid, add_curves, make_curve
 from cfel.control.planning import plan_by_scheme
-from cfel.control.problem import MOST_SENTENCES, RoundProblem, Unreachable, find_feasible_limits
+from cfel.control.problem import (
+    MOST_SENTENCES,
+    ROUNDING,
+    RoundProblem,
+    Solution,
+    Unreachable,
+    find_feasible_limits,
+)
 from cfel.control.scheme import Observation, RoundPlan, Scheme, SchemeBuilder, SchemeParameters
 from cfel.control.schemes import build_scheme
 from cfel.control.segments import PricedFleet
-from cfel.control.solution import ROUNDING, Solution
 from cfel.control.solve import Method
 from cfel.cost import cluster_seconds, device_joules, device_seconds, open_ledger
 from cfel.errors import BudgetWarning, FleetFileError, InputError

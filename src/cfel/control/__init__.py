@@ -3,18 +3,16 @@
     problem = RoundProblem(tau=5, sigma2=1.0, g2=1.0, mu=..., ...)
     solution = solve(problem)
 
-This package works on numbers only: no tensors, no files, no wall clock. `solve` puts the continuous solver
-together (`segments`, `joint`), `list_solver` the one that chooses from a list of pairs; both plan by adding
-curves (`curves`).
+This package works on numbers only: no tensors, no files, no wall clock. `solve` is the continuous solver (on
+`segments`), `list_solver` the one that chooses from a list of pairs; both plan by adding curves (`curves`).
 """
 
 from typing import TYPE_CHECKING
 
 from cfel.control.caps import Budget, Rounds, round_caps
-from cfel.control.problem import RoundProblem
+from cfel.control.problem import RoundProblem, Solution, SolverDefectError
 from cfel.control.scheme import DeviceOverrides, Gossip, Observation, RoundPlan, Scheme, SchemeParameters
 from cfel.control.schemes import SCHEMES, build_scheme
-from cfel.control.solution import Solution, SolverDefectError
 from cfel.control.solve import Stopping, solve
 from cfel.control.theory import Bound, Landscape, omega1, theorem_1
 

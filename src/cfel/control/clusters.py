@@ -45,14 +45,15 @@ from cfel.control.prices import ask_point, seek_price
 from cfel.control.problem import (
     SLACK,
     Limits,
+    Proposal,
     RoundProblem,
     Unreachable,
     describe_late,
     find_feasible_limits,
+    prove,
 )
 from cfel.control.scheme import Observation, RoundPlan, complete_plan
 from cfel.control.segments import PricedFleet
-from cfel.control.solution import Proposal, prove
 from cfel.cost import device_joules, device_seconds
 
 MOST_TOGETHER = 512

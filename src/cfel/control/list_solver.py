@@ -50,8 +50,15 @@ from cfel.control.exchange import (
     count_thinned,
 )
 from cfel.control.prices import search_price
-from cfel.control.problem import SLACK, RoundProblem, find_feasible_limits
-from cfel.control.solution import Proposal, Solution, prove, solve_without_too_costly
+from cfel.control.problem import (
+    SLACK,
+    Proposal,
+    RoundProblem,
+    Solution,
+    find_feasible_limits,
+    prove,
+    solve_without_too_costly,
+)
 from cfel.system.conditions import PAPER_EXPONENT
 
 THETA_LIST = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)

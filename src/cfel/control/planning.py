@@ -22,7 +22,7 @@ from cfel.control.clusters import (
 )
 from cfel.control.exchange import Exchange, answer_locally, ask
 from cfel.control.list_solver import PairTable, list_steps, list_theta, pair_up, solve_on_list
-from cfel.control.problem import RoundProblem
+from cfel.control.problem import RoundProblem, Solution
 from cfel.control.scheme import (
     DeviceOverrides,
     Observation,
@@ -33,7 +33,6 @@ from cfel.control.scheme import (
     complete_plan,
     make_empty_plan,
 )
-from cfel.control.solution import Solution
 from cfel.control.solve import solve
 from cfel.cost import device_joules, device_seconds
 from cfel.errors import InputError
@@ -394,9 +393,9 @@ def choose_best(
 
 
 LEAST_SHARE = 0.3
-"""Half of what the paper's budgets leave to a round; docs/design.md has the measurements behind it.
+"""Half of what the paper's budgets leave to a round, chosen by accuracy on one seed of `demo`.
 
-They are of one seed of `demo`, by the slowest device: 0.2 of its work is about 0.3 of the median device's.
+That was by the slowest device: 0.2 of its work is about 0.3 of the median device's.
 """
 
 SMALL_BATCH_SHARE = 0.5

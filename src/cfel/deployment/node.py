@@ -21,7 +21,7 @@ from cfel.deployment.host import make_host
 from cfel.deployment.measurement.energy_counters import EnergyCounter, find_counter
 from cfel.deployment.parameters import DeploymentParameters
 from cfel.deployment.payloads import model_size
-from cfel.deployment.protocol.calls import Calls, RemoteCalls
+from cfel.deployment.protocol.calls import Calls, ExperimentCheck, RemoteCalls
 from cfel.deployment.protocol.edge_requests import (
     TRANSFER_METHODS,
     ChangeAnswer,
@@ -36,7 +36,6 @@ from cfel.deployment.protocol.grpc_transport import (
     transfer_connections,
 )
 from cfel.deployment.security.credentials import CredentialFiles, Credentials, watch_expiry
-from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DeploymentError, InputError, RejectedError, UnreachableError
 from cfel.learning.task import DeviceData

@@ -1,4 +1,4 @@
-"""Models and uploads as message bodies. Whether an upload is valid is checked in `edge.verify_upload`."""
+"""Models and uploads as message bodies. Whether an upload is valid is checked in `edge.checks`."""
 
 import asyncio
 from collections import deque

@@ -654,6 +654,10 @@ def digest_shared_parts(experiment: Experiment) -> dict[str, str]:
     document = tomllib.loads(experiment_toml(experiment))
     # Deadlines and limits may differ from node to node; where conditions come from changes the plans.
     document["deployment"] = {"conditions": document["deployment"]["conditions"]}
+    # Nodes of an earlier version do not know of differences; without them, all run the same experiment.
+    if not experiment.topology.sends_differences:
+        for key in ("theta", "bits", "step_size"):
+            del document["topology"][key]
     for *path, key in NODE_KEYS:
         table = document
         for name in path:

@@ -35,8 +35,8 @@ from torch import Tensor
 from cfel.deployment.edge.node import ServeStatus
 from cfel.deployment.node import Node, run_device, run_edge
 from cfel.deployment.protocol.addresses import split_address
+from cfel.deployment.protocol.calls import ExperimentCheck
 from cfel.deployment.security.credentials import read_host_names
-from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import ExperimentError, InputError, StorageError, find_expected_error

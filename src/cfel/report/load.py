@@ -135,7 +135,8 @@ def _build_run(
 def load_runs(path: Path) -> tuple[Run, ...]:
     """Loads all runs in `path`: `path` itself, or up to two levels below it.
 
-    Those of a sweep or a comparison keep its order; others are sorted by scheme and seed.
+    Those of a sweep or a comparison keep its order; others are sorted by scheme and seed. Where two of them
+    have the same scheme and seed, and differ in something else, rows are named by their folders.
     """
     if (path / SWEEP_FILE).exists():
         return _load_sweep(path)
@@ -143,6 +144,8 @@ def load_runs(path: Path) -> tuple[Run, ...]:
     if not found:
         raise RunDirectoryError(f"{path} holds no run, and neither do the directories below it")
     rows = read_rows(path)
+    if not rows and len({(run.scheme, run.seed) for run in found}) < len(found):
+        rows = {run.directory.path: _name_folder(path, run.directory.path) for run in found}
     runs: dict[tuple[str, int], Run] = {}
     for loaded in found:
         run = replace(loaded, scheme=rows.get(loaded.directory.path, loaded.scheme))
@@ -153,6 +156,12 @@ def load_runs(path: Path) -> tuple[Run, ...]:
             raise RunDirectoryError(f"two runs of {run.scheme} with seed {run.seed}: {both}")
     order = list(dict.fromkeys(rows.values()))
     return tuple(runs[key] for key in sorted(runs, key=partial(_sort_key, order)))
+
+
+def _name_folder(path: Path, run: Path) -> str:
+    """The folder of a run, as in `hcef_plus-priced` of `hcef_plus-priced/seed-0`."""
+    folder = run.parent if run.name.startswith("seed-") else run
+    return folder.relative_to(path).as_posix()
 
 
 def read_rows(path: Path) -> dict[Path, str]:

@@ -209,16 +209,18 @@ def simulate(
             edge_rounds.append(outcome)
             if setting.scheme.gossip.is_due_within(edge_round, setting.rounds.edge_rounds):
                 state = run_gossip(world, executor, state, edge_round + 1)
+                if world.losses:  # else those after the last gossip are enough
+                    digests |= _digest_mixed(state.models, find_mixed(world, state, edge_round + 1))
                 state = replace(state, control=charge_gossip(setting, state.control))
         state = run_gossip(world, executor, state, setting.rounds.edge_rounds)
-        mixed = find_mixed(world, state.control.rounds_done)
+        mixed = find_mixed(world, state, setting.rounds.edge_rounds)
         averaged = [
-            world.edge_rules.add_to_average(model) if i in mixed else model
+            world.edge_rules.add_to_average(model) if i in mixed[-1] else model
             for i, model in enumerate(state.models)
         ]
         control = close_global_round(setting, state.control)
         state = replace(state, control=control, models=tuple(averaged))
-        digests |= zip(mixed, digest_models([state.models[i] for i in mixed]), strict=True)
+        digests |= _digest_mixed(state.models, mixed)
         # Whether the run is over depends on what is left of it, changes that follow included.
         ahead, entered = world.at(control.rounds_done).setting, enter_round(world, state)
         last = ends_at_budget(ahead, entered.control, partial(_look_ahead, ahead, entered))
@@ -469,11 +471,18 @@ def run_gossip(world: World, executor: Executor, state: RunState, edge_rounds_do
     )
 
 
-def find_mixed(world: World, rounds_done: int) -> list[int]:
-    """The edge servers that took part in the gossip that ends a global round."""
-    rounds, steps = world.setting.rounds, world.setting.scheme.gossip.steps
-    loss = world.losses.get((rounds_done + 1, rounds.edge_rounds, steps - 1))
-    return [i for i in world.setting.fleet.list_edges() if loss is None or i in loss.mixed]
+def find_mixed(world: World, state: RunState, edge_rounds_done: int) -> list[tuple[int, ...]]:
+    """Per step of a gossip exchange, the edge servers that took part in it."""
+    number, everybody = state.control.rounds_done + 1, tuple(world.setting.fleet.list_edges())
+    steps = range(world.setting.scheme.gossip.steps)
+    losses = (world.losses.get((number, edge_rounds_done, step)) for step in steps)
+    return [everybody if loss is None else loss.mixed for loss in losses]
+
+
+def _digest_mixed(models: Sequence[FlatModel], mixed: Sequence[Sequence[int]]) -> dict[int, bytes]:
+    """The digests of those that took part in a step; one that missed later steps has kept its model since."""
+    found = sorted(set().union(*mixed))
+    return dict(zip(found, digest_models([models[i] for i in found]), strict=True))
 
 
 def evaluate_round(

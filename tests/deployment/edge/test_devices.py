@@ -9,8 +9,8 @@ import pytest
 from msgspec import structs
 
 from cfel.deployment.edge import devices as device_service
+from cfel.deployment.edge.checks import UploadLimits, verify_upload
 from cfel.deployment.edge.devices import DeviceService
-from cfel.deployment.edge.verify_upload import UploadLimits, verify_upload
 from cfel.deployment.health import DevicePresence
 from cfel.deployment.host import make_host
 from cfel.deployment.parameters import DeploymentParameters
@@ -25,7 +25,7 @@ from cfel.deployment.protocol.device_requests import (
 from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
 from cfel.learning.local.estimates import Estimates
-from tests.deployment.edge.test_verify_upload import MODEL, ORDER, UPLOAD
+from tests.deployment.edge.test_checks import MODEL, ORDER, UPLOAD
 from tests.support.clock import Clock
 
 DEVICE = Identity("device", 4)

@@ -10,7 +10,7 @@ import pytest
 from cfel.deployment.election.member import Member, VoteRecovery, load_vote, save_vote, scale_timing
 from cfel.deployment.election.rules import Electorate, Timing, Vote
 from cfel.deployment.host import DiskHealth, Host, RealDisk
-from cfel.deployment.protocol.calls import RemoteCalls, by_method
+from cfel.deployment.protocol.calls import RemoteCalls
 from cfel.deployment.protocol.edge_requests import ElectionRequest
 from cfel.deployment.protocol.messages import decode, encode
 from cfel.deployment.security.identity import Identity
@@ -47,7 +47,7 @@ class VirtualElection:
             lambda term, leader: self.note(term, leader),
         )
         self.members[number] = member
-        self.network.serve(own, by_method(member.endpoints()))
+        self.network.serve(own, member.endpoints())
         self.tasks[number] = asyncio.create_task(member.run())
 
     def note(self, term: int, leader: int | None) -> None:

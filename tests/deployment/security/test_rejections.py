@@ -1,6 +1,6 @@
 """A member that is rejected again and again, each time with another long reason, fills no memory."""
 
-from cfel.deployment.security.rejections import (
+from cfel.deployment.security.limits import (
     MOST_CHARACTERS,
     MOST_REASONS,
     MOST_REASONS_OF_ONE,

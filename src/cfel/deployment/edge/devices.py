@@ -2,7 +2,7 @@
 
 Devices are clients only. Each keeps one request for a new order open at all times, also while it trains: so
 its edge server knows that it is there, and an order reaches it at once. No arithmetic on models here; uploads
-are checked in `verify_upload`.
+are checked in `checks`.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from cfel.deployment.edge.verify_upload import NO_LIMITS, UploadLimits, verify_upload
+from cfel.deployment.edge.checks import NO_LIMITS, UploadLimits, verify_upload
 from cfel.deployment.health import Applicants, ChangeSignal, DevicePresence, RoundWaits, list_nodes
 from cfel.deployment.host import Host
 from cfel.deployment.parameters import DeploymentParameters

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from cfel.deployment.coordinator.coordinator import CoordinatorRole, describe_all_diverged
+from cfel.deployment.edge.checks import UploadLimits
 from cfel.deployment.edge.devices import DeviceService
 from cfel.deployment.edge.monitor import PeerMonitor
 from cfel.deployment.edge.neighbours import NeighbourModels
 from cfel.deployment.edge.server import EdgeServer
 from cfel.deployment.edge.status import KnownNodes, snapshot
-from cfel.deployment.edge.verify_upload import UploadLimits
 from cfel.deployment.election.member import Member, scale_timing
 from cfel.deployment.election.rules import Electorate
 from cfel.deployment.health import PeerContacts, PeerFaults, list_nodes
@@ -33,7 +33,7 @@ from cfel.deployment.protocol.device_requests import Moved, NextRequest, NoOrder
 from cfel.deployment.protocol.edge_requests import ChangeAnswer, ChangeRequest, StatusAnswer, StatusRequest
 from cfel.deployment.security.credentials import CredentialFiles
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.security.rejections import count_rejection, should_log
+from cfel.deployment.security.limits import count_rejection, should_log
 from cfel.errors import InvalidAnswerError, RejectedError, UnreachableError
 from cfel.membership import FleetChange, has_left
 from cfel.status import Status

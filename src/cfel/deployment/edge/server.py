@@ -202,7 +202,7 @@ class EdgeServer:
         self.awaited: tuple[int, ...] = ()
         self.finished, self.released, self.stopped = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.learn(self.log.records)
-        if self.log.records and self._ends(self.log.records[-1]):
+        if self.log.records and _ends(self.whole, self.log.records[-1]):
             self.finished.set()
 
     async def learn_from(self, other: Identity) -> None:
@@ -213,6 +213,8 @@ class EdgeServer:
         """
         found = await self._fetch_records(other)
         missed = [each for each in found if each.round > self.log.last_round]  # it may have grown meanwhile
+        if missed and _ends(adopt_records(self.whole, missed), missed[-1]):
+            missed.pop()  # what the last record changes never holds
         if missed:
             self._heard_rounds = missed[-1].round
             self.learn((*self.log.records, *missed))
@@ -279,11 +281,6 @@ class EdgeServer:
             self.loss = f"{error}. {_FROM_OTHERS}"
             _LOG.error("%s", self.loss)
             return self._files.begin_anew()
-
-    def _ends(self, record: RoundRecord) -> bool:
-        """Whether the experiment is over with this round."""
-        setting = self.whole.at(record.round).setting
-        return is_over(setting.rounds, setting.budget, setting.metrics[0], record)
 
     @property
     def phase(self) -> str:
@@ -971,6 +968,12 @@ class EdgeServer:
         self.finished.set()
         self.learn(self.log.records)
         _LOG.warning("the experiment ended with round %d while this edge server was missing", last_round)
+
+
+def _ends(world: World, record: RoundRecord) -> bool:
+    """Whether the experiment is over with this round."""
+    setting = world.at(record.round).setting
+    return is_over(setting.rounds, setting.budget, setting.metrics[0], record)
 
 
 def _list_results(plan: RoundPlan, answers: DeviceAnswers[DeviceReport]) -> tuple[DeviceResult, ...]:

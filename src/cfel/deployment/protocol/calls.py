@@ -7,7 +7,7 @@ so a caller gets the answer type that belongs to it. `Client` is a node's door t
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args
 
 import msgspec
@@ -20,7 +20,7 @@ from cfel.deployment.protocol.messages import (
     to_message,
 )
 from cfel.deployment.security.identity import Identity, Role
-from cfel.errors import InvalidAnswerError, RejectedError, UnreachableError
+from cfel.errors import InvalidAnswerError, NotAdmittedError, RejectedError, UnreachableError
 
 _LOOK_SECONDS = 0.1
 Answer = TypeVar("Answer", covariant=True)
@@ -37,7 +37,7 @@ class Request(msgspec.Struct, Generic[Answer], frozen=True, kw_only=True, omit_d
     callers: ClassVar[tuple[Role, ...]]  # roles that may call it
     # Whether request or answer may be large, so that it must not delay others.
     is_transfer: ClassVar[bool] = False
-    # Digest of each part of the caller's experiment, see `security.experiment_check`.
+    # Digest of each part of the caller's experiment, see `ExperimentCheck`.
     experiment: dict[str, str] = {}
 
 
@@ -174,6 +174,40 @@ def serve(
     return Endpoint(request, handle, most_bytes, on_invalid)
 
 
-def by_method(endpoints: Iterable[Endpoint]) -> dict[str, Endpoint]:
-    """Endpoints by the names of their methods."""
-    return {each.request.method: each for each in endpoints}
+# Parts of an experiment; none has more, and others are not worth sorting.
+_MOST_PARTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentCheck:
+    """Which experiment a node runs: it says so in its calls (`RemoteCalls`) and expects the same of callers.
+
+    Each part of the experiment file has its own digest, so that a rejection can name the parts that differ.
+
+    Attributes:
+        parts: digest of each part of the experiment that all nodes must share.
+    """
+
+    parts: Mapping[str, str]
+
+    def check_endpoints(self, endpoints: Iterable[Endpoint]) -> list[Endpoint]:
+        """Makes endpoints reject callers with another experiment, except those open to operators."""
+        return [each if "operator" in each.request.callers else self._check_first(each) for each in endpoints]
+
+    def _check_first(self, endpoint: Endpoint) -> Endpoint:
+        async def check_and_handle(caller: Identity, request: AnyRequest) -> Any:  # noqa: ANN401 — any answer
+            if request.experiment != self.parts:
+                difference = self._describe_difference(request.experiment)
+                raise NotAdmittedError(f"{caller} runs another experiment: {difference}")
+            return await endpoint.handle(caller, request)
+
+        return replace(endpoint, handle=check_and_handle)
+
+    def _describe_difference(self, named: Mapping[str, str]) -> str:
+        if not named:
+            return "it does not say which"
+        if len(named) > _MOST_PARTS:
+            return f"it names {len(named)} parts"
+        everything = sorted(self.parts.keys() | named.keys())
+        names = [name for name in everything if self.parts.get(name) != named.get(name)]
+        return f"{', '.join(names)} differ" if len(names) > 1 else f"{names[0]} differs"

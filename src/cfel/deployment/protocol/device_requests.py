@@ -171,7 +171,7 @@ MOST_UNUSED = 100
 
 
 class UploadRequest(Request[Confirmation], frozen=True):
-    """Carries the update of an order; `edge.verify_upload` checks it against the order."""
+    """Carries the update of an order; `edge.checks` checks it against the order."""
 
     method: ClassVar[str] = "upload"
     callers = ("device",)

@@ -33,8 +33,8 @@ from cfel.deployment.security.limits import (
     BusyError,
     RateLimiter,
     TooSlowError,
+    shorten,
 )
-from cfel.deployment.security.rejections import shorten
 from cfel.errors import (
     DeploymentError,
     InvalidAnswerError,

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from cfel.deployment.edge.verify_upload import UploadLimits, clip_update, verify_upload
+from cfel.deployment.edge.checks import UploadLimits, check_model, clip_update, verify_upload
 from cfel.deployment.payloads import make_upload
-from cfel.deployment.plausible_models import check_model
 from cfel.deployment.protocol.device_requests import UploadRequest
 from cfel.deployment.protocol.messages import Body, Message, encode, from_message, to_message
 from cfel.errors import RejectedError

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from cfel.deployment.protocol.calls import Answer, Endpoint, RemoteCalls, Request, by_method, serve
+from cfel.deployment.protocol.calls import Answer, Endpoint, ExperimentCheck, RemoteCalls, Request, serve
 from cfel.deployment.protocol.device_requests import ModelAnswer, ModelRequest
 from cfel.deployment.protocol.edge_requests import StatusAnswer, StatusRequest
 from cfel.deployment.protocol.messages import Body, decode, encode
-from cfel.deployment.security.experiment_check import ExperimentCheck
 from cfel.deployment.security.identity import Identity
 from cfel.errors import NotAdmittedError, RejectedError, StorageError
 from cfel.experiment import Experiment, digest_shared_parts, parse_experiment
@@ -53,7 +52,7 @@ ENDPOINTS = [serve(ModelRequest, answer_model, 7), serve(StatusRequest, show_sta
 
 def asked(mine: ExperimentCheck, theirs: ExperimentCheck) -> ModelAnswer:
     network = MemoryNetwork(0)
-    network.serve(EDGE, by_method(theirs.check_endpoints(ENDPOINTS)))
+    network.serve(EDGE, theirs.check_endpoints(ENDPOINTS))
     calls = RemoteCalls(network.client(DEVICE), mine.parts)
     return asyncio.run(calls.call(EDGE, ModelRequest("0" * 64), 1.0))
 

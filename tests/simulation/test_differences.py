@@ -20,7 +20,8 @@ def test_bytes_seconds_and_joules_of_the_backhaul_fall_to_the_share_that_is_sent
     )
     share = (8 * 481 + 64 + 481 * 4 + 601) / (32 * 4810)
     for before, after in zip(whole, part, strict=True):
-        assert before.backhaul_bytes and before.backhaul_joules
+        assert before.backhaul_bytes
+        assert before.backhaul_joules
         assert after.backhaul_bytes == pytest.approx(share * before.backhaul_bytes, abs=1)
         assert after.backhaul_joules == pytest.approx(share * before.backhaul_joules)
         assert after.download_bytes == before.download_bytes

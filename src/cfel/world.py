@@ -10,6 +10,7 @@ from cfel.control.setting import Setting
 from cfel.errors import InputError
 from cfel.learning.compressors import Compressor
 from cfel.learning.device_messages import DeviceState
+from cfel.learning.differences import Differences
 from cfel.learning.edge import EdgeRules
 from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import FlatModel
@@ -50,6 +51,7 @@ class World:
     training: TrainingParameters  # how devices train
     compress: Compressor  # how uploads are compressed
     start: FlatModel  # the model every edge server begins with
+    differences: Differences | None = None  # how edge servers send differences; None for whole models
     edge_rules: EdgeRules = field(default_factory=EdgeRules)  # what an edge server makes of updates
     # What a device remembers before its first order: its own part of the model.
     new_device: DeviceState = field(default_factory=DeviceState)

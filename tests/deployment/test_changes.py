@@ -34,10 +34,11 @@ OPERATOR = Identity("operator", 0)
 
 
 @cache
-def experiment() -> Experiment:
+def experiment(*, differences: bool = False) -> Experiment:
     """Devices take seconds for an edge round."""
     waits = {"round_seconds": 20.0, "gossip_seconds": 8.0, "gone_seconds": 6.0, "join_seconds": 60.0}
-    return deployed(**waits, election_seconds=1.5, linger_seconds=20.0, time_scale=0.02)
+    sent = {"topology": {"theta": 0.2, "bits": 8}} if differences else {}
+    return deployed(sent, **waits, election_seconds=1.5, linger_seconds=20.0, time_scale=0.02)
 
 
 @cache
@@ -130,7 +131,8 @@ def test_devices_come_move_and_go() -> None:
     assert federation.devices(2) == (1, 5)
 
 
-def test_an_edge_server_joins_and_another_leaves() -> None:
+@pytest.mark.parametrize("differences", [False, True])
+def test_an_edge_server_joins_and_another_leaves(differences: bool) -> None:
     """Edge 3 joins without devices, gets some, and edge 0 leaves: its devices go to the smaller clusters."""
 
     async def operate(federation: Changing) -> None:
@@ -141,9 +143,10 @@ def test_an_edge_server_joins_and_another_leaves() -> None:
         assert await federation.ask("remove edge", edge=0, of=1) == 5
         await until("it has ended", federation.tasks[Identity("edge", 0)].done)
 
-    federation, records = play(operate)
+    asked = experiment(differences=differences)
+    federation, records = play(operate, asked, asked.build_world())
     assert len(records) == 6
-    assert timeless(records) == repeat(records)
+    assert timeless(records) == repeat(records, asked)
     assert [federation.devices(i) for i in (1, 2, 3)] == [(0, 3), (4, 5), (1, 2)]
     for i in (1, 2, 3):
         assert federation.edges[i].member.state.electorate.members == (1, 2, 3)

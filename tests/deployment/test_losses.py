@@ -16,7 +16,7 @@ from cfel.runlog import RoundRecord
 from cfel.runlog.directory import read_plan
 from tests.deployment.conftest import deployed
 from tests.deployment.memory_federation import Federation, Network
-from tests.simulation.drive import timeless
+from tests.simulation.drive import records, timeless
 
 pytestmark = pytest.mark.long
 
@@ -186,7 +186,8 @@ def test_partition_heals_without_two_coordinators_in_one_term(tmp_path: Path) ->
     assert all(len(who) == 1 for who in leaders.values())
 
 
-def test_all_stopped_and_started_again(tmp_path: Path, simulated: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("topology", [{}, {"theta": 0.1, "bits": 8}])
+def test_all_stopped_and_started_again(tmp_path: Path, topology: dict[str, Any]) -> None:
     """Everybody is killed in the middle of the second round; the second start ends as if nothing had been."""
 
     async def play(experiment: Experiment, stop_after: int | None) -> list[dict[str, Any]]:
@@ -199,8 +200,9 @@ def test_all_stopped_and_started_again(tmp_path: Path, simulated: list[dict[str,
             await federation.finished()
             return timeless(federation.records())
 
-    asyncio.run(play(deployed(), 1))
-    assert asyncio.run(play(deployed(), None)) == simulated
+    experiment = deployed({"topology": topology})
+    asyncio.run(play(experiment, 1))
+    assert asyncio.run(play(experiment, None)) == timeless(records(experiment))
 
 
 def test_weights_of_the_live_graph() -> None:

@@ -93,6 +93,12 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {"scheme": {"name": "hcef_plus"}, "budget": {"share_of_cef": 0.6}},
         {"compression": {"bits": [4, 8]}, "simulation": {"accounting": "realised"}, **TWO_ROUNDS},
     ),
+    # Edge servers send differences, also of a momentum that all share, and after every edge round.
+    "differences between edge servers": (
+        {"scheme": {"name": "hcef_plus"}, "topology": {"theta": 0.1, "bits": 8, "joules_per_bit": 1e-9}},
+        {"local": {"algorithm": "shared_momentum", "momentum": 0.9}, "rounds": {"global": 3}},
+    ),
+    "differences of models with statistics": _model("batch_norm_of_values", {"topology": {"theta": 0.3}}),
     "adaptive k": ({"rounds": {"global": 3}}, {"scheme": {"name": "adaptive_k"}}),
     "deadlines": (TWO_ROUNDS, {"scheme": {"name": "sd_feel_hetero"}}),
     "plans are wrong": (TWO_ROUNDS, {"scheme": {"name": "hcef"}, "fleet": {"estimate_error": 0.3}}),

@@ -42,6 +42,7 @@ class Setting:
         links: how often links are in use, where the scheme samples them.
         joules_per_bit: energy of a bit between edge servers, charged with each global round.
         exchanged_models: what edge servers exchange, in models: with their memory it is more than one.
+        gossip_share: a model between edge servers, as a share of a whole one; less than 1 for differences.
         work_per_step: time and energy of a local step, in steps of plain SGD: 2 for two gradients.
         small_batches: what ρ is in samples, where devices take all steps on small batches, or in tenths of
             the layers, where they train the last ones; None where they leave steps out instead.
@@ -66,6 +67,7 @@ class Setting:
     links: SampledLinks | None = None
     joules_per_bit: float = 0.0
     exchanged_models: float = 1.0
+    gossip_share: float = 1.0
     work_per_step: float = 1.0
     small_batches: BatchShares | None = None
     accounting: str = "expected"
@@ -139,11 +141,16 @@ class Setting:
 
     def count_backhaul_bits(self, global_round: int) -> float:
         """Bits between edge servers in a global round (from 0), of models and what edge servers remember."""
-        return self.count_models_sent(global_round) * self.full_model_bits
+        return self.count_models_sent(global_round) * self.gossip_bits
+
+    @property
+    def gossip_bits(self) -> float:
+        """Bits of what an edge server sends a neighbour in a gossip step."""
+        return (self.exchanged_models - 1.0 + self.gossip_share) * self.model_bits
 
     @property
     def full_model_bits(self) -> float:
-        """Bits of an edge model with its memory: what edge servers exchange and devices fetch."""
+        """Bits of an edge model with its memory: what devices fetch."""
         return self.exchanged_models * self.model_bits
 
     def compute_backhaul_joules(self, global_round: int) -> float:

@@ -21,6 +21,7 @@ from cfel import validation
 from cfel.arrays import IntArray
 from cfel.control import Budget, Rounds, Scheme, SchemeParameters, Setting, build_scheme
 from cfel.control.clusters import MOST_TOGETHER
+from cfel.control.scheme import Gossip
 from cfel.control.setting import choose_links, weight_backhaul
 from cfel.cost import backhaul_seconds
 from cfel.deployment.parameters import DeploymentParameters
@@ -55,6 +56,7 @@ from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
 from cfel.learning.data.partition import find_rule, hold_out, partition
 from cfel.learning.device_messages import DeviceState
+from cfel.learning.differences import Differences, choose_step_size
 from cfel.learning.edge import AggregationParameters, EdgeRules, build_rules
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.learning.local.algorithms import build_algorithm
@@ -88,6 +90,7 @@ class BuiltParts:
     training: TrainingParameters  # how they train; what the scheme asks of them overrides the file
     edge_rules: EdgeRules  # what edge servers do with updates: the algorithm's part, then their own optimiser
     compress: Compressor  # how uploads are compressed
+    differences: Differences | None  # how edge servers send differences; None for whole models
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -195,7 +198,23 @@ class Experiment:
         feedback = self.compression.error_feedback if asked.error_feedback is None else asked.error_feedback
         training = TrainingParameters(local, self.data.batch, feedback, algorithm)
         self._check_steps(training, algorithm)
-        return BuiltParts(scheme, algorithm, training, edge_rules, compress)
+        differences = self._build_differences(scheme.gossip)
+        return BuiltParts(scheme, algorithm, training, edge_rules, compress, differences)
+
+    def _build_differences(self, gossip: Gossip) -> Differences | None:
+        """How edge servers send differences; None for whole models."""
+        topology = self.topology
+        if not topology.sends_differences:
+            return None
+        reaches_all = gossip.reach == "everybody"
+        if reaches_all or gossip.link_budget < 1:
+            how = "averages over all edge servers at once" if reaches_all else "draws links"
+            raise InputError(
+                f"topology.theta = {topology.theta}, topology.bits = {topology.bits}: differences go to the "
+                f"same neighbours in every gossip step, but scheme {self.scheme.name!r} {how}"
+            )
+        chosen = topology.step_size or choose_step_size(topology.theta, topology.bits)
+        return Differences(topology.theta, topology.bits, chosen)
 
     def _build_scheme(self) -> Scheme:
         """The scheme; in whole steps if it would choose batches, but the algorithm draws its own."""
@@ -273,6 +292,7 @@ class Experiment:
         placed = backhaul.place(members, fleet.clusters)
         parameters = self.model.charged_parameters or shared.parameters
         bits, exchanged = 32.0 * parameters, 1.0 + parts.edge_rules.vectors
+        sent = 1.0 if parts.differences is None else parts.differences.count_share(parameters)
         shares = {
             "small_batches": BatchShares(self.data.batch, self.local.step_overhead, shared.buffers > 0),
             "last_layers": LAYER_SHARES,
@@ -282,9 +302,10 @@ class Experiment:
             rounds=rounds,
             fleet=fleet,
             backhaul=placed,
-            backhaul_seconds=backhaul_seconds(placed.graph, bits * exchanged),
+            backhaul_seconds=backhaul_seconds(placed.graph, bits * (exchanged - 1.0 + sent)),
             model_bits=bits,
             exchanged_models=exchanged,
+            gossip_share=sent,
             scheme=parts.scheme,
             links=None if links is None else links.place(members),
             joules_per_bit=self.topology.price_of_bit,
@@ -379,6 +400,7 @@ class Experiment:
             data=tuple(data),
             training=parts.training,
             compress=parts.compress,
+            differences=parts.differences,
             start=start,
             edge_rules=replace(parts.edge_rules, matrices=flat.find_hidden_matrices()),
             new_device=DeviceState(flat.read_personal()),
@@ -632,6 +654,10 @@ def digest_shared_parts(experiment: Experiment) -> dict[str, str]:
     document = tomllib.loads(experiment_toml(experiment))
     # Deadlines and limits may differ from node to node; where conditions come from changes the plans.
     document["deployment"] = {"conditions": document["deployment"]["conditions"]}
+    # Nodes of an earlier version do not know of differences; without them, all run the same experiment.
+    if not experiment.topology.sends_differences:
+        for key in ("theta", "bits", "step_size"):
+            del document["topology"][key]
     for *path, key in NODE_KEYS:
         table = document
         for name in path:

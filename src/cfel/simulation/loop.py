@@ -24,6 +24,7 @@ from cfel.durable import translate_parse_errors
 from cfel.errors import DivergedError, RunDirectoryError
 from cfel.learning.device import return_update
 from cfel.learning.device_messages import DeviceReport, DeviceState
+from cfel.learning.differences import find_key, gossip_differences
 from cfel.learning.edge import gossip_mix, mean_model
 from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
@@ -448,14 +449,26 @@ def plan_edge_update(
 def run_gossip(world: World, executor: Executor, state: RunState, edge_rounds_done: int) -> RunState:
     """The state after edge servers have averaged their models. Control is not charged yet."""
     models: Sequence[FlatModel] = state.models
+    public: Sequence[FlatModel] = state.public
     for step in range(world.setting.scheme.gossip.steps):
         backhaul = world.setting.backhaul_at(state.control.rounds_done, edge_rounds_done, step)
-        loss = world.losses.get((state.control.rounds_done + 1, edge_rounds_done, step))
+        at = state.control.rounds_done, edge_rounds_done, step
+        loss = world.losses.get((at[0] + 1, *at[1:]))
         weights = backhaul.weights if loss is None else np.array(loss.rows)
-        mixed = gossip_mix(models, weights, executor.workers)
+        took_part = [loss is None or i in loss.mixed for i in range(len(models))]
+        if world.differences is None:
+            mixed = gossip_mix(models, weights, executor.workers)
+        else:
+            keys = [find_key(world.setting.seed, at, i) for i in range(len(models))]
+            mixed, sent = gossip_differences(
+                models, public, weights, world.differences, keys, executor.workers
+            )
+            public = [new if took_part[i] else public[i] for i, new in enumerate(sent)]
         # One that missed the step keeps its model.
-        models = [new if loss is None or i in loss.mixed else models[i] for i, new in enumerate(mixed)]
-    return replace(state, models=tuple(models), pending=work_during_gossip(world.setting, state))
+        models = [new if took_part[i] else models[i] for i, new in enumerate(mixed)]
+    return replace(
+        state, models=tuple(models), public=tuple(public), pending=work_during_gossip(world.setting, state)
+    )
 
 
 def find_mixed(world: World, state: RunState, edge_rounds_done: int) -> list[tuple[int, ...]]:

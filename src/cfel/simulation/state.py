@@ -129,6 +129,8 @@ class RunState:
     devices: tuple[DeviceState, ...]  # what each device remembers
     # In-flight updates, by device, where edge servers do not wait for all (`buffered`).
     pending: tuple[PendingUpdate, ...] = ()
+    # Public models, by cluster, where edge servers send differences (`learning.differences`).
+    public: tuple[FlatModel, ...] = ()
 
     @property
     def estimates(self) -> tuple[Estimates | None, ...]:
@@ -154,6 +156,7 @@ def initial_state(world: World) -> RunState:
         control=initial_control(setting),
         models=(world.start,) * setting.fleet.clusters,
         devices=(world.new_device,) * setting.fleet.devices,
+        public=() if world.differences is None else (world.start,) * setting.fleet.clusters,
     )
 
 
@@ -167,12 +170,17 @@ def enter_round(world: World, state: RunState) -> RunState:
     if before is now:
         return state
     first, new = state.models[before.list_edges()[0]], set(now.list_edges()) - set(before.list_edges())
-    known = [*state.models, *[first] * (now.clusters - len(state.models))]
+
+    def place(models: Sequence[FlatModel]) -> tuple[FlatModel, ...]:
+        known = [*models, *[first] * (now.clusters - len(models))]
+        return tuple(first if i in new else model for i, model in enumerate(known))
+
     members = set(now.list_members())
     return replace(
         state,
         control=kernel.enter_round(world.at(number).setting, state.control),
-        models=tuple(first if i in new else model for i, model in enumerate(known)),
+        models=place(state.models),
+        public=place(state.public) if state.public else (),
         devices=(*state.devices, *(world.new_device,) * (now.devices - len(state.devices))),
         pending=tuple(each for each in state.pending if each.device in members),
     )
@@ -186,6 +194,7 @@ def to_checkpoint(state: RunState) -> Checkpoint:
         if device.residual is not None:
             tensors[f"device/{number}/residual"] = device.residual.numpy()
     tensors |= stack_estimates(state.estimates) | pending_tensors(state.pending)
+    tensors |= {f"edge/{i}/public": each.parameters.numpy() for i, each in enumerate(state.public)}
     tensors["spent_joules"] = np.asarray(control.spent_joules)
     if control.losses is not None:
         tensors["losses"] = control.losses
@@ -220,9 +229,15 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
     size, devices = world.start.parameters.numel(), fleet.devices
     if len(known) != devices or control.spent_joules.shape != (devices,):
         raise InputError(f"it is of {len(known)} devices, this experiment has {devices}")
+    models = read_edge_models(checkpoint, fleet.clusters, world.start)
+    public = models if world.differences is not None else ()
     return RunState(
         control=control,
-        models=read_edge_models(checkpoint, fleet.clusters, world.start),
+        models=models,
+        public=tuple(
+            replace(model, parameters=read_vector(tensors, f"edge/{i}/public", size))
+            for i, model in enumerate(public)
+        ),
         devices=tuple(
             DeviceState(
                 _read_memory(tensors, number, world),

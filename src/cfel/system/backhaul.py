@@ -23,6 +23,7 @@ from cfel.durable import read_bytes
 from cfel.errors import FleetFileError, InputError, StorageError, describe_error, unknown_name
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import make_generator
+from cfel.system.value_bits import CHOICES, FLOAT_BITS
 
 _MAX_BYTES = 64 * 1024**2
 
@@ -56,6 +57,12 @@ class TopologyParameters:
     # Energy of a bit over a link between edge servers: a number, or "wired" (1.35e-8) or "radio" (6.3e-8) for
     # published averages; 0, as in the paper, charges nothing.
     joules_per_bit: float | str = 0.0
+    # Share of a model's entries that edge servers send in a gossip step, as differences from what their
+    # neighbours know, in (0, 1]; 1 with 32 bits for whole models.
+    theta: float = 1.0
+    bits: int = FLOAT_BITS  # per value of a difference: 4, 8, 16 or 32
+    # How far a model moves in a gossip step of differences, in [0, 1]; 0 chooses 2θ, or θ with 4 bits.
+    step_size: float = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str):
@@ -68,12 +75,26 @@ class TopologyParameters:
         elif self.joules_per_bit not in JOULES_PER_BIT:
             known = (*JOULES_PER_BIT, "a number")
             raise InputError(unknown_name("topology.joules_per_bit", self.joules_per_bit, known))
+        validation.check_number("topology.theta", self.theta, above=0, most=1)
+        if self.bits not in CHOICES or isinstance(self.bits, bool):
+            raise InputError(f"topology.bits = {self.bits!r}: must be one of {', '.join(map(str, CHOICES))}")
+        validation.check_number("topology.step_size", self.step_size, least=0, most=1)
+        if self.step_size and not self.sends_differences:
+            raise InputError(
+                f"topology.step_size = {self.step_size}: whole models are averaged by the weights; it is for "
+                "differences, with topology.theta below 1 or topology.bits below 32"
+            )
         if self.weights not in WEIGHTS:
             raise InputError(unknown_name("topology.weights", self.weights, WEIGHTS))
         if self.kind == "edges" and (self.file is None) == (not self.edges):
             raise InputError("topology: kind 'edges' needs either `file` or `edges`, one of the two")
         given = enumerate(validation.check_list("topology.edges", self.edges))
         object.__setattr__(self, "edges", tuple(_check_pair(i, edge) for i, edge in given))
+
+    @property
+    def sends_differences(self) -> bool:
+        """Whether edge servers send compressed differences instead of whole models."""
+        return self.theta < 1 or self.bits < FLOAT_BITS
 
     @property
     def price_of_bit(self) -> float:

@@ -11,9 +11,11 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from cfel.deployment.coordinator.state import Position
 from cfel.deployment.edge.checks import check_model
+from cfel.deployment.edge.public_models import count_difference_bytes, read_difference
 from cfel.deployment.health import PeerFaults
 from cfel.deployment.host import Compute
 from cfel.deployment.payloads import model_size, read_model
@@ -24,6 +26,7 @@ from cfel.deployment.protocol.messages import Body
 from cfel.deployment.protocol.transfer import PEER_PART_SECONDS, Download, InvalidBodyError, PartSize
 from cfel.deployment.security.identity import Identity
 from cfel.errors import NotAdmittedError, RejectedError, UnreachableError
+from cfel.learning.differences import Differences
 from cfel.learning.models.flat import FlatModel
 
 _LOG = logging.getLogger(__name__)
@@ -33,6 +36,15 @@ _TRY_AGAIN_SECONDS = 0.1
 def merge_rounds(one: Mapping[int, Round], other: Mapping[int, Round]) -> dict[int, Round]:
     """Per device, the later round."""
     return {**one, **{n: max(at, one.get(n, at)) for n, at in other.items()}}
+
+
+class _Wanted(NamedTuple):
+    """A model of another edge server: of a gossip step, or the present one."""
+
+    number: int
+    at: Position | None
+    public: bool = False  # its public model
+    known: str | None = None  # as a difference from this one
 
 
 class _PeerDownload(Download):
@@ -46,10 +58,11 @@ class NeighbourModels:
     """Fetches models.
 
     Args:
-        like: any model of the experiment, for its shape.
+        like: the model before the first round.
         seconds: how long to try for one gossip step.
         faults: where invalid models are noted.
         is_gone: whether an edge server has been silent for too long to wait for it.
+        differences: how edge servers send differences; None for whole models.
 
     Attributes:
         last_used_rounds: per device, the round of its last upload in a model that was fetched, as far as
@@ -64,19 +77,23 @@ class NeighbourModels:
         faults: PeerFaults,
         compute: Compute,
         is_gone: Callable[[int], bool] = lambda _: False,
+        differences: Differences | None = None,
     ) -> None:
         self._compute, self._is_gone = compute, is_gone
         self._calls, self._like, self._seconds, self._faults = calls, like, seconds, faults
         self._term, self._at = 0, (0, 0, 0)
         self._models: dict[int, FlatModel] = {}
         self.last_used_rounds: dict[int, Round] = {}
-        self._downloads: dict[tuple[int, Position | None], _PeerDownload] = {}
+        self._downloads: dict[_Wanted, _PeerDownload] = {}
+        # The public models of others, as they were last heard of; lost with the process.
+        self._public: dict[int, FlatModel] = {}
+        self._differences, self._difference_bytes = differences, 0
         # Two fetches of one model must not add parts to one download.
         self._fetching: defaultdict[tuple[int, Position | None], asyncio.Lock] = defaultdict(asyncio.Lock)
         self._part_sizes: defaultdict[int, PartSize] = defaultdict(lambda: PartSize(PEER_PART_SECONDS))
 
     async def fetch(
-        self, term: int, at: Position, wanted: Iterable[int], own: FlatModel
+        self, term: int, at: Position, wanted: Iterable[int], own: FlatModel, *, public: bool = False
     ) -> dict[int, FlatModel]:
         """The models of others at a position, as far as they can be fetched in time and are plausible.
 
@@ -88,6 +105,7 @@ class NeighbourModels:
             at: its position.
             wanted: edge servers to ask.
             own: the edge server's own model, which others are compared with.
+            public: whether public models are wanted.
         """
         if (term, at) < (self._term, self._at):
             return {}
@@ -95,19 +113,20 @@ class NeighbourModels:
             self._at, self._models, self._downloads = at, {}, {}
             self._fetching.clear()
         self._term = term
-        await asyncio.gather(*(self._fetch_once(at, number, own) for number in wanted))
+        await asyncio.gather(*(self._fetch_once(_Wanted(number, at, public), own) for number in wanted))
         return dict(self._models) if self._at == at else {}
 
     def forget(self) -> None:
         """Drops the models."""
         self._models = {}
 
-    async def _fetch_once(self, at: Position, number: int, own: FlatModel) -> None:
+    async def _fetch_once(self, wanted: _Wanted, own: FlatModel) -> None:
         """Fetches a model, or waits for a copy of the command that does."""
-        async with self._fetching[number, at]:
-            await self._fetch_one(at, number, own)
+        async with self._fetching[wanted.number, wanted.at]:
+            await self._fetch_one(wanted, own)
 
-    async def _fetch_one(self, at: Position, number: int, own: FlatModel) -> None:
+    async def _fetch_one(self, wanted: _Wanted, own: FlatModel) -> None:
+        number, at = wanted.number, wanted.at
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._seconds
 
@@ -117,7 +136,7 @@ class NeighbourModels:
 
         while number not in self._models and self._at == at and clock() < deadline:
             try:
-                content = (await self._download(number, at, check_wanted))[1]
+                known, content = await self._fetch_content(wanted, check_wanted)
             except NotAdmittedError as error:
                 _LOG.warning("no model of edge server %d: %s", number, error)
                 return
@@ -131,7 +150,7 @@ class NeighbourModels:
                 await asyncio.sleep(_TRY_AGAIN_SECONDS)
                 continue
             try:
-                model = read_model(content, self._like)
+                model = read_model(content, self._like) if known is None else read_difference(content, known)
                 await self._compute.run_aside(partial(check_model, model, own))
             except RejectedError as error:
                 self._note_invalid(number, error)
@@ -139,22 +158,38 @@ class NeighbourModels:
             self._faults.clear(number, "model")
             if self._at == at:
                 self._models[number] = model
+                if wanted.public:
+                    self._public[number] = model
+
+    async def _fetch_content(
+        self, wanted: _Wanted, check_wanted: Callable[[], None]
+    ) -> tuple[FlatModel | None, bytearray]:
+        """The bytes of a model; of a difference if they can be had, with what it is a difference from."""
+        if wanted.public:
+            known = self._public.get(wanted.number, self._like)
+            try:
+                smaller = wanted._replace(known=known.sha256().hex())
+                return known, (await self._download(smaller, check_wanted))[1]
+            except RejectedError as error:
+                _LOG.info("no difference from edge server %d: %s", wanted.number, error)
+        return None, (await self._download(wanted, check_wanted))[1]
 
     def _note_invalid(self, number: int, error: RejectedError) -> None:
         """Notes a model that is not used; its sender would send the same again, so it is not asked again."""
         self._faults.note(number, "model", f"sent a model that is not used in gossip: {error}")
 
     async def _download(
-        self, number: int, at: Position | None, check_wanted: Callable[[], None] = lambda: None
+        self, wanted: _Wanted, check_wanted: Callable[[], None] = lambda: None
     ) -> tuple[Position, bytearray]:
         """Fetches a model in parts; what has arrived is kept if the connection breaks."""
-        key = (number, at)
-        download = self._downloads.setdefault(key, _PeerDownload("", model_size(self._like)))
+        number = wanted.number
+        download = self._downloads.setdefault(wanted, _PeerDownload("", self._count_bytes(wanted)))
         clock, part_size = asyncio.get_running_loop().time, self._part_sizes[number]
 
         async def ask(offset: int, most_bytes: int) -> Body:
             check_wanted()
-            request = PeerModelRequest(at, download.sha256 or None, offset, most_bytes)
+            name = download.sha256 or None
+            request = PeerModelRequest(wanted.at, name, offset, most_bytes, wanted.public, wanted.known)
             call = self._calls.call(Identity("edge", number), request, self._seconds)
             answer = await give_up_if(lambda: self._is_gone(number), f"edge-{number} is gone", call)
             if offset == 0:
@@ -168,11 +203,18 @@ class NeighbourModels:
             part_size.shrink()
             raise
         except RejectedError:
-            self._downloads.pop(key, None)
+            self._downloads.pop(wanted, None)
             raise
-        self._downloads.pop(key, None)
+        self._downloads.pop(wanted, None)
         self.last_used_rounds = merge_rounds(self.last_used_rounds, download.last_used_rounds)
         return download.position, content
+
+    def _count_bytes(self, wanted: _Wanted) -> int:
+        if wanted.known is None or self._differences is None:
+            return model_size(self._like)
+        if not self._difference_bytes:
+            self._difference_bytes = count_difference_bytes(self._differences, self._like)
+        return self._difference_bytes
 
     async def fetch_entries(
         self, came_from: Mapping[int, int], members: Iterable[int]
@@ -220,7 +262,7 @@ class NeighbourModels:
                 raise UnreachableError(f"its model has not arrived within {self._seconds:g} s")
 
         async with self._fetching[number, None]:
-            position, content = await self._download(number, None, check_wanted)
+            position, content = await self._download(_Wanted(number, None), check_wanted)
         model = read_model(content, self._like)
         if not model.is_finite():
             self._faults.note(number, "model", "has a model that is not finite")

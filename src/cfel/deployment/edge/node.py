@@ -127,7 +127,9 @@ class EdgeNode:
         limits = UploadLimits(deployment.clip_norm, kept_entries, world.variances)
         self.devices = DeviceService((), start, deployment, host, models, limits)
         seconds = deployment.gossip_seconds
-        neighbours = NeighbourModels(calls, start, seconds, self._faults, host.compute, self._is_gone)
+        neighbours = NeighbourModels(
+            calls, start, seconds, self._faults, host.compute, self._is_gone, world.differences
+        )
         self.server = EdgeServer(
             world,
             deployment,

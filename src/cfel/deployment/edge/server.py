@@ -16,7 +16,7 @@ way has both callers wait for it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,11 +52,12 @@ from cfel.deployment.edge.book import (
 )
 from cfel.deployment.edge.devices import DeviceAnswers, DeviceService
 from cfel.deployment.edge.neighbours import NeighbourModels, merge_rounds
+from cfel.deployment.edge.public_models import PublicModel
 from cfel.deployment.edge.storage import EdgeDisk, EdgeLog, EdgeState
 from cfel.deployment.host import DiskHealth, Host, write_until_done
 from cfel.deployment.measurement.plausibility import Doubts
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.payloads import EncodedModels
+from cfel.deployment.payloads import EncodedModel, EncodedModels
 from cfel.deployment.protocol.calls import Calls, Endpoint, OnRejection, serve
 from cfel.deployment.protocol.device_requests import Confirmation, Round
 from cfel.deployment.protocol.edge_requests import (
@@ -97,6 +98,7 @@ from cfel.deployment.publishing import PublishedModels, encode_published
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DamagedError, InputError, RejectedError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.differences import find_key
 from cfel.learning.edge import mean_model, update_edge_model, weighted_model
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
@@ -171,6 +173,10 @@ class EdgeServer:
         self._devices, self._neighbours, self._models = devices, neighbours, models
         self._calls, self._health, self._admit = calls, health, admit
         self._files = EdgeDisk(host.disk, directory, world.start)
+        self._public: PublicModel | None = None
+        if world.differences is not None:
+            key = partial(find_key, world.setting.seed, edge_server=number)
+            self._public = PublicModel(world.differences, key, world.start, host.compute)
         self.loss = ""
         self.state = self._load(directory)
         self.log = EdgeLog(
@@ -351,7 +357,15 @@ class EdgeServer:
     def _take_model(self, at: Position, model: FlatModel) -> EdgeState:
         """Its state at a position, with another edge server's model."""
         used = merge_rounds(self.state.last_used_rounds, self._neighbours.last_used_rounds)
-        return replace(self.state, position=at, model=model, previous_model=model, last_used_rounds=used)
+        public = None if self._public is None else model
+        return replace(
+            self.state,
+            position=at,
+            model=model,
+            previous_model=model,
+            last_used_rounds=used,
+            public=public,
+        )
 
     # Its own devices, where a fleet is planned by clusters
 
@@ -659,7 +673,7 @@ class EdgeServer:
         self._phase = "gossip"
         active = self._list_neighbours(self.world.setting.backhaul_at(*at))
         wanted = [j for j in active if j in command.present]
-        models = await self._neighbours.fetch(command.term, at, wanted, state.model)
+        models = await self._fetch_models(command, wanted)
         used = self._used_rounds(by_clusters=False)
         return FetchAnswer(self.state.position, tuple(sorted(models)), None, used)
 
@@ -677,13 +691,14 @@ class EdgeServer:
         # Outside the lock, because fetching may take as long as `gossip_seconds`.
         if not self.state.has_mixed(at):
             wanted = [j for j in weights if j != self.number]
-            fetched = await self._neighbours.fetch(command.term, at, wanted, self.state.model)
+            fetched = await self._fetch_models(command, wanted)
         async with self._busy:
             state = self.state
             if state.gossip is not None and state.has_mixed(at):
                 return state.gossip
             self._check_position(at)
-            models = {**fetched, self.number: state.model}
+            own = state.model if self._public is None else await self._public.publish(state, at)
+            models = {**fetched, self.number: own}
             if missing := sorted(weights.keys() - models.keys()):
                 raise RejectedError(f"models of edge servers {missing} are missing")
             mixed, answer = await self.host.compute.run(lambda: self._average(models, weights, command))
@@ -695,16 +710,28 @@ class EdgeServer:
                 last_used_rounds=merge_rounds(state.last_used_rounds, self._neighbours.last_used_rounds),
                 gossip=answer,
                 coordinator_state=command.state,
+                public=None if self._public is None else own,
             )
             await self._advance(after)
             # Models of a step are large; none of them is needed again.
             self._neighbours.forget()
         return answer
 
+    async def _fetch_models(
+        self, command: FetchCommand | MixCommand, wanted: Iterable[int]
+    ) -> dict[int, FlatModel]:
+        """The models, or public models, of others for a gossip step."""
+        is_public = self._public is not None
+        return await self._neighbours.fetch(
+            command.term, command.position, wanted, self.state.model, public=is_public
+        )
+
     def _average(
         self, models: Mapping[int, FlatModel], weights: Mapping[int, float], command: MixCommand
     ) -> tuple[FlatModel, MixAnswer]:
         mixed = weighted_model(models, weights)
+        if self._public is not None:
+            mixed = self._public.differences.move(self.state.model, models[self.number], mixed)
         if ends_global_round(self.world, command.position):
             mixed = self.world.edge_rules.add_to_average(mixed)
         if not mixed.is_finite():
@@ -733,12 +760,19 @@ class EdgeServer:
         if self.loss:
             raise RejectedError("has lost its state, and has no model yet")
         state = self.state
-        encoded = await self._models.get(self._choose_model(request.position))
+        encoded = await self._encode(request)
         if request.sha256 not in (None, encoded.sha256):
             raise RejectedError(f"is at {state.position}, and has another model by now")
         part = await self._models.part(encoded, request.offset, request.most_bytes)
         used = {} if request.offset else self._used_rounds(by_clusters=True)
         return PeerModelAnswer(state.position, encoded.sha256, part, used)
+
+    async def _encode(self, request: PeerModelRequest) -> EncodedModel:
+        if not request.public:
+            return await self._models.get(self._choose_model(request.position))
+        if self._public is None or request.position is None:
+            raise RejectedError("public: has a public model only of gossip steps, where differences are sent")
+        return await self._public.encode(self.state, request.position, request.known)
 
     def _choose_model(self, at: Position | None) -> FlatModel:
         if at is None or self.state.position == at:

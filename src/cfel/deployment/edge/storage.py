@@ -56,6 +56,8 @@ class EdgeState:
     # rounds of this global round and the one before.
     book: Mapping[int, DeviceEntry] = field(default_factory=dict)
     own_rounds: Mapping[Position, OwnRound] = field(default_factory=dict)
+    # Where edge servers send differences: what its neighbours know of its model; None before the first step.
+    public: FlatModel | None = None
 
     def has_mixed(self, at: Position) -> bool:
         """Whether the last gossip step was this one."""
@@ -73,6 +75,7 @@ class _Stored(msgspec.Struct, frozen=True):
     coordinator_state: CoordinatorState | None
     book: dict[Count, DeviceEntry] = {}
     own_rounds: dict[Position, OwnRound] = {}
+    public: Digest | None = None
 
 
 class EdgeDisk:
@@ -109,7 +112,8 @@ class EdgeDisk:
             stored = decode(found[1], _Stored)
         except RejectedError as error:
             raise state_file.explain_other_version(self._path, error) from error
-        self._kept = {name: self._read(name) for name in stored.models}
+        named = stored.models if stored.public is None else (*stored.models, stored.public)
+        self._kept = {name: self._read(name) for name in named}
         model, previous = (self._kept[name] for name in stored.models)
         return EdgeState(
             stored.position,
@@ -121,6 +125,7 @@ class EdgeDisk:
             stored.coordinator_state,
             stored.book,
             stored.own_rounds,
+            None if stored.public is None else self._kept[stored.public],
         )
 
     def begin_anew(self) -> EdgeState:
@@ -137,15 +142,17 @@ class EdgeDisk:
             StorageError: the file cannot be written; what was saved before is still there.
         """
         names = (self._keep(state.model), self._keep(state.previous_model))
+        public = None if state.public is None else self._keep(state.public)
+        kept = {*names, public}
         reports, used_rounds = dict(state.reports), dict(state.last_used_rounds)
         newest = state.coordinator_state
         own = dict(state.book), dict(state.own_rounds)
-        stored = _Stored(state.position, names, reports, used_rounds, state.gossip, newest, *own)
+        stored = _Stored(state.position, names, reports, used_rounds, state.gossip, newest, *own, public)
         state_file.save(self._disk, self._path, {}, encode(stored))
-        self._kept = {name: self._kept[name] for name in names}
+        self._kept = {name: model for name, model in self._kept.items() if name in kept}
         # Also those that were written just before a crash.
         for path in self._disk.list(self._models):
-            if path.name not in names:
+            if path.name not in kept:
                 self._disk.remove(path)
 
     def _keep(self, model: FlatModel) -> str:

@@ -388,6 +388,8 @@ class PeerModelRequest(Request[PeerModelAnswer], frozen=True):
     sha256: Digest | None = None  # of the model, once it is known from the first part
     offset: Count = 0  # how many of its bytes the caller has
     most_bytes: Positive = MOST_WHOLE  # how many more it wants now
+    public: bool = False  # whether its public model is wanted, where edge servers send differences
+    known: Digest | None = None  # the public model that the caller has: the difference from it is wanted
 
 
 class RecordsAnswer(msgspec.Struct, frozen=True):

@@ -72,6 +72,7 @@ COSTS_OF_CEF = {"seconds_to_target": 1e4, "joules_to_target": 1e3}
 
 
 TODAY = {
+    "HCEF+ with the preset `best` and 8-bit values": "hcef_plus-bits",
     "HCEF+ with the preset `best`": "hcef_plus",
     "A static plan with the same training options": "static",
     "P-FedAvg with the same training options": "p_fedavg",

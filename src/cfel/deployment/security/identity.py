@@ -23,7 +23,7 @@ class Identity:
     """One node of a federation, or an operator.
 
     Attributes:
-        role: "edge" and "device" take part; an "operator" only reads the status.
+        role: "edge" and "device" take part; an "operator" reads the status and changes the fleet.
         number: cluster number of an edge server, device number of a device.
     """
 

@@ -359,6 +359,7 @@ def list_full(dataset: str) -> Rows:
         "static": static,
         "static-priced": (*static, PRICED),
         "static-bits": (*static, EIGHT_BITS),
+        "static-bits-th0.3": (*static, EIGHT_BITS, "scheme.options.theta=0.3"),
         "p_fedavg": ("scheme.name=p_fedavg", slow, tau, *fifth),
         "cef-best": (*own, "scheme.deadline_seconds=800"),
         # Two steps of the slowest device take 300 s.

@@ -212,4 +212,4 @@ def test_commands_of_the_guide_exist() -> None:
     assert commands
     parsed = [build_parser(command[0]).parse_args(command) for command in commands]
     assert next((each.edges, each.devices) for each in parsed if hasattr(each, "edges")) == (3, 6)
-    assert "no container engine" in GUIDE
+    assert "Nobody has built or started these images" in GUIDE

@@ -779,6 +779,8 @@ def tabulate_full(out: Path, target: float) -> tuple[dict[str, Any], str]:
     ]
     if "hcef_plus-priced" in rows:
         headings += ("Gain of HCEF+ that pays for it: time", "energy with the backhaul")
+    if "hcef_plus-bits" in rows:
+        headings += ("Gain of HCEF+ with 8-bit values: time", "energy", "energy with the backhaul")
     return {"item": "full", "target": target, "rows": document}, format_rows(headings, cells)
 
 
@@ -831,6 +833,9 @@ def _compare_full(
     if "hcef_plus-priced" in rows:
         priced = rows["hcef_plus-priced"]
         shown += [_show_gains(priced, found, cost) for cost in ("seconds", "all_joules")]
+    if "hcef_plus-bits" in rows:
+        eight = rows["hcef_plus-bits"]
+        shown += [_show_gains(eight, found, cost) for cost in ("seconds", "joules", "all_joules")]
     return shown
 
 

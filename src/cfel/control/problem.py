@@ -21,6 +21,8 @@ from cfel.errors import CfelError, InputError, unknown_name
 from cfel.system.conditions import PAPER_EXPONENT, clock_energy
 
 Unreachable = Literal["stretch", "minimum"]
+# How much a limit may be exceeded by rounding, relative to the limit.
+ROUNDING = 1e-8
 
 UNREACHABLE = ("stretch", "minimum")
 MOST_CLUSTERS = 1_000_000
@@ -377,10 +379,6 @@ def _describe_batteries(problem: RoundProblem, battery: FloatArray, least: Float
 def _shorten(words: list[str], total: int, what: str) -> list[str]:
     left_out = total - len(words)
     return [*words, f"… and {left_out} more {what}"] if left_out else words
-
-
-# How much a limit may be exceeded by rounding, relative to the limit.
-ROUNDING = 1e-8
 
 
 class SolverDefectError(CfelError):

@@ -32,6 +32,11 @@ Method = Literal["joint", "alternating"]
 METHODS = ("joint", "alternating")
 # An excess below this share of a limit is left alone.
 ROUNDING = 1e-10
+# Proven gap above which the bound is sharpened.
+SHARPEN_ABOVE = 3e-4
+# Intervals of θ tried per device, and devices tried, one at a time.
+CASES = 8
+MOST_CASE_DEVICES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,13 +255,6 @@ def _shrink(
     rho, theta = rho_min + kept * (rho - rho_min), theta_min + kept * (theta - theta_min)
     # Rounding may leave a variable outside its bounds by a last bit.
     return np.clip(rho, rho_min, problem.rho_max), np.clip(theta, theta_min, problem.theta_max)
-
-
-# Proven gap above which the bound is sharpened.
-SHARPEN_ABOVE = 3e-4
-# Intervals of θ tried per device, and devices tried, one at a time.
-CASES = 8
-MOST_CASE_DEVICES = 2
 
 
 def solve_joint(problem: RoundProblem, limits: Limits) -> Proposal:

@@ -94,10 +94,10 @@ def test_gains_of_todays_scheme() -> None:
         assert first["CEF"][columns] == [f"{shown:.2f}·10⁴ s", energy]
     # In the text below the table.
     best = rows["`cef-best-tau2`"]
-    shown = [*best[-3:-1], best[-1].split()[0], *others["`cef-best-tau2`"][-3:-1]]
+    gains = [*best[-3:-1], best[-1].split()[0], *others["`cef-best-tau2`"][-3:-1]]
     static = rows["`static-bits`"], others["`static-bits`"], others["`static-bits-th0.3`"]
-    shown += [gain.split()[0] for cells in static for gain in cells[-3:-1]]
-    for gain in shown:
+    gains += [gain.split()[0] for cells in static for gain in cells[-3:-1]]
+    for gain in gains:
         assert gain in FIRST_PAGE
 
 

@@ -1203,6 +1203,9 @@ def build_parser() -> argparse.ArgumentParser:
                 "--dataset", choices=DATASETS, help="only this one" if study.both else "which it is"
             )
             command.add_argument("--seeds", type=parse_seeds, default=study.seeds, metavar="A,B,…")
+            command.add_argument(
+                "--rows", type=lambda text: text.split(","), metavar="A,B,…", help="run only these rows"
+            )
             command.add_argument("--rounds", type=int, metavar="N", help="global rounds")
             command.add_argument(
                 "--jobs", type=int, default=2, metavar="N", help="runs side by side (default 2)"
@@ -1233,6 +1236,18 @@ def main(words: Sequence[str] | None = None) -> None:
         handle_study(parser, arguments)
 
 
+def choose_rows(
+    parser: argparse.ArgumentParser, study: Study, dataset: str, names: Sequence[str] | None
+) -> Study:
+    """The study with these rows only; with all of them if none are named."""
+    rows = study.rows[dataset]
+    if names is None:
+        return study
+    if unknown := [name for name in names if name not in rows]:
+        parser.error(f"--rows: no row {unknown[0]!r}; choose from {', '.join(rows)}")
+    return replace(study, rows={dataset: {name: rows[name] for name in names}})
+
+
 def handle_study(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Runs what is missing if there are data, prints the table, and lands both."""
     study = STUDIES[arguments.name]
@@ -1247,7 +1262,8 @@ def handle_study(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
         for dataset in DATASETS if arguments.dataset is None else (arguments.dataset,):
             folder = dataset if study.both else ""
             more = (*arguments.set, f"data.path={Path(arguments.data, folder)}")
-            planned = plan_study(study, dataset, arguments.seeds, arguments.rounds, more)
+            chosen = choose_rows(parser, study, dataset, arguments.rows)
+            planned = plan_study(chosen, dataset, arguments.seeds, arguments.rounds, more)
             run_missing(find_file(dataset, study), planned, arguments.out / folder, arguments.jobs)
     if arguments.table is not None:
         document, table = study.tabulate(arguments.out, *arguments.table)

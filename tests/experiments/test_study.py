@@ -233,6 +233,16 @@ def test_what_a_study_needs_is_said(words: list[str], capsys: pytest.CaptureFixt
     assert "needs --" in capsys.readouterr().err
 
 
+def test_rows_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    parser, study = STUDY["build_parser"](), STUDY["STUDIES"]["full"]
+    chosen = STUDY["choose_rows"](parser, study, "femnist", ["hcef", "static"])
+    assert list(chosen.rows["femnist"]) == ["hcef", "static"]
+    assert STUDY["choose_rows"](parser, study, "femnist", None) is study
+    with pytest.raises(SystemExit):
+        STUDY["choose_rows"](parser, study, "femnist", ["statik"])
+    assert "no row 'statik'; choose from hcef_plus," in capsys.readouterr().err
+
+
 def test_a_landed_study_is_not_landed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its summary would be replaced before that fails."""
     words = ["tuned", "--out", str(RESULTS / "learning-cifar10"), "--table", "--land", str(tmp_path)]

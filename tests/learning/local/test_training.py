@@ -1,5 +1,6 @@
 """A step's gradient is autograd's, whatever the layers are, and tiny batches get estimates too."""
 
+import gc
 from functools import partial
 
 import numpy as np
@@ -129,6 +130,24 @@ def test_tiny_batches_of_batch_norm_take_fresh_estimates(batch: int, workspace: 
     assert one.estimates is not None
     expected = device_estimate(order(model), data, fresh)
     assert (one.estimates.sigma2, one.estimates.g2) == (expected.sigma2, expected.g2)
+
+
+@pytest.mark.parametrize("algorithm", ["sgd", "fedprox", "ditto"])
+def test_no_vector_waits_for_the_garbage_collector(algorithm: str, workspace: Build, order: Make) -> None:
+    """A cycle would keep a device's vectors until Python looks for cycles: gigabytes with large models."""
+    task = Task(synthetic(30, SHAPE, classes=4), architectures.perceptron)
+    scratch, data = workspace(task, "none", algorithm=algorithm), DeviceData(task.data, np.arange(12))
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        device_update(order(initial_model(task, 0)), data, DeviceState(), scratch)
+        gc.collect()
+        assert not [each for each in gc.garbage if isinstance(each, Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 def test_draws_depend_on_the_step_alone(workspace: Build, order: Make) -> None:

@@ -47,8 +47,9 @@ class LocalRun:
         rate: the learning rate of this edge round.
         edge_memory: what the edge server remembers for this algorithm, by name; must not be changed.
         tau: local iterations of an edge round, taken or not.
-        gradient_at: computes the gradient of the present batch at other parameters.
-        draw: makes the random stream for a purpose, another one in each step; draw from nothing else.
+        find_gradient: what `gradient_at` calls; it gets the run, as a function that knew it would keep the
+            run's vectors in memory until Python looks for cycles.
+        make_stream: what `draw` calls, with a purpose and the number of a step.
         iteration: the number of the present step, from 0 to τ − 1.
         batch: its inputs and targets.
         steps: how many have been taken.
@@ -61,12 +62,20 @@ class LocalRun:
     edge_memory: Tensors
     rate: float
     tau: int
-    gradient_at: Callable[[Tensor], Tensor]
-    draw: Callable[[str], np.random.Generator]
+    find_gradient: Callable[["LocalRun", Tensor], Tensor]
+    make_stream: Callable[[str, int], np.random.Generator]
     iteration: int = 0
     batch: tuple[Tensor, Tensor] = field(default_factory=lambda: (torch.empty(0), torch.empty(0)))
     steps: int = 0
     scratch: dict[str, Tensor] = field(default_factory=dict)
+
+    def gradient_at(self, parameters: Tensor) -> Tensor:
+        """The gradient of the present batch at other parameters."""
+        return self.find_gradient(self, parameters)
+
+    def draw(self, purpose: str) -> np.random.Generator:
+        """The random stream for a purpose, another one in each step; draw from nothing else."""
+        return self.make_stream(purpose, self.iteration)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -176,7 +176,7 @@ def _open_run(order: DeviceOrder, memory: Tensors, workspace: Workspace) -> Loca
     kept = {} if edge is None else read_memory(order.model, edge.memory)
     vectors = workspace.algorithm.remembers
 
-    def compute_at(parameters: Tensor) -> Tensor:
+    def compute_at(run: LocalRun, parameters: Tensor) -> Tensor:
         flat = workspace.flat
         before = flat.parameters.clone(), flat.buffers.clone()
         flat.parameters[:shared].copy_(parameters)
@@ -187,17 +187,16 @@ def _open_run(order: DeviceOrder, memory: Tensors, workspace: Workspace) -> Loca
         flat.buffers.copy_(before[1])
         return _join(gradient, workspace)[:shared]
 
-    run = LocalRun(
+    return LocalRun(
         parameters=workspace.flat.parameters[:shared],
         start=order.model.parameters.to(workspace.device),
         memory={name: each[:shared] if vectors[name] else each for name, each in memory.items()},
         edge_memory={name: each.to(workspace.device) for name, each in kept.items()},
         rate=workspace.local.learning_rate * order.rate,
         tau=order.tau,
-        gradient_at=compute_at,
-        draw=lambda purpose: order.stream(f"algorithm: {purpose}", run.iteration),
+        find_gradient=compute_at,
+        make_stream=lambda purpose, iteration: order.stream(f"algorithm: {purpose}", iteration),
     )
-    return run
 
 
 def _make_step(

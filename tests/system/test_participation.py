@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from cfel.errors import InputError
-from cfel.system.availability import Participation, Sample, inclusion_chances
-from cfel.system.fleet import FleetParameters, build_fleet
+from cfel.system.fleet import FleetParameters, Participation, Sample, build_fleet, inclusion_chances
 
 CLUSTER = np.repeat([0, 1], [4, 6])
 EVERYBODY = np.ones(10, dtype=bool)

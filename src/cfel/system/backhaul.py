@@ -51,9 +51,8 @@ class TopologyParameters:
     # "ring", "line", "star", "grid", "complete", "erdos-renyi", "edges", an entry point's name, or
     # "module:function".
     kind: str = "ring"
-    p_edge: Annotated[float, Range(above=0, most=1)] = (
-        0.5  # probability of each edge, in (0, 1]; "erdos-renyi" only
-    )
+    # Probability of each edge, in (0, 1]; "erdos-renyi" only.
+    p_edge: Annotated[float, Range(above=0, most=1)] = 0.5
     file: str | None = None  # edge list, two cluster numbers per line; "edges" only
     edges: tuple[tuple[int, int], ...] = ()  # the same as pairs, instead of a file; "edges" only
     # The mean that gossip converges to: "uniform" counts clusters, "size" counts devices.

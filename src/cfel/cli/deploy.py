@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel.cli.options import Commands, add_command
-from cfel.launch.inventory import pack_hosts, read_inventory
+from cfel.launch.machine import pack_hosts, read_inventory
 
 EXAMPLE = """  cfel deploy inventory.toml --out federation
   cfel join gateway-1.tar.gz                          # on that host"""

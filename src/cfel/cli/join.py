@@ -12,6 +12,7 @@ from cfel.api.progress import defer_interrupt
 from cfel.cli.options import Commands, add_command
 from cfel.deployment.security.invitations import parse_token
 from cfel.errors import InputError
+from cfel.launch.federation import Processes
 from cfel.launch.logs import start_logging
 from cfel.launch.machine import (
     NodeSetup,
@@ -22,8 +23,7 @@ from cfel.launch.machine import (
     start_services,
     unpack,
 )
-from cfel.launch.node import read_node, run_node
-from cfel.launch.processes import Processes, choose_exit_code
+from cfel.launch.node import choose_exit_code, read_node, run_node
 
 EXAMPLE = """  cfel join cfel-ldwgTq…
   cfel join gateway-1.tar.gz --setup-only

@@ -12,7 +12,7 @@ from cfel.learning.compressors import Compressor
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.differences import Differences
 from cfel.learning.edge import EdgeRules
-from cfel.learning.local.parameters import TrainingParameters
+from cfel.learning.local.algorithm import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
 from cfel.membership import FleetChange, Membership, Place, RoundLoss

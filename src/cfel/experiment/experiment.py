@@ -57,9 +57,8 @@ from cfel.learning.data.partition import DataParameters, find_rule, hold_out, pa
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.differences import Differences, choose_step_size
 from cfel.learning.edge import AggregationParameters, EdgeRules, build_rules
-from cfel.learning.local.algorithm import LocalAlgorithm
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters, TrainingParameters
 from cfel.learning.local.algorithms import build_algorithm
-from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.files import load_model

@@ -144,11 +144,7 @@ def choose_test_tenth(groups: IntArray, *, last: bool = False) -> BoolArray:
 
 
 def make_class_targets(labels: NDArray[np.integer] | Tensor, classes: int, where: str) -> Tensor:
-    """Converts labels to an int64 tensor.
-
-    Raises:
-        InputError: a label is not in 0 … classes − 1; it names `where`, the first such row and its value.
-    """
+    """Converts labels, each in 0 … classes − 1, to an int64 tensor; an error names `where` and the row."""
     values = np.asarray(labels)
     bad = np.flatnonzero((values < 0) | (values >= classes))
     if bad.size:

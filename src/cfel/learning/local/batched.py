@@ -21,8 +21,8 @@ from cfel.errors import CfelError, DivergedError, InputError
 from cfel.learning.compressors import compressor, decode
 from cfel.learning.device import LocalResult, device_update, finish_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState, Order
+from cfel.learning.local.algorithm import TrainingParameters
 from cfel.learning.local.estimates import Estimates, estimate_from_halves, scale_noise
-from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.local.training import choose_iterations, count_samples, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import PARAMETERS, FlatModel

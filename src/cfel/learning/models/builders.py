@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 — the name every torch reader kn
 from torch import Tensor, nn
 
 from cfel.errors import InputError
-from cfel.learning.data.text import VOCABULARY
+from cfel.learning.data.hub import VOCABULARY
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
 
 ModelBuilder: TypeAlias = Callable[[tuple[int, ...], int], nn.Module]

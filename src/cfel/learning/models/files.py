@@ -74,11 +74,7 @@ _METADATA = "cfel"
 
 
 def read_model_file(path: Path) -> tuple[dict[str, Tensor], ModelForm | None]:
-    """All tensors of a safetensors file by name, and its form; None if it was not written with one.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """All tensors of a safetensors file by name, and its form; None if it was not written with one."""
     try:
         # Not the library's own reader of files, which would wait for a pipe.
         content = read_bytes(path, max_bytes=None, follow_links=True)

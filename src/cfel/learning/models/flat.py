@@ -331,10 +331,8 @@ def observe_behaviour(module: nn.Module, inputs: Tensor) -> Behaviour:
     """Calls a module, on the CPU, on two samples and on the first of them, and observes what happens.
 
     A module's code cannot be read for this: `F.dropout` is no layer, and only some buffers are statistics.
-    Its buffers are restored, and it is left in training mode.
-
-    Raises:
-        InputError: it does something that cannot be repeated, or replaces a buffer.
+    Its buffers are restored, and it is left in training mode. One that does something that cannot be
+    repeated, or replaces a buffer, is rejected.
     """
     before = dict(module.named_buffers())
     values = {name: buffer.clone() for name, buffer in before.items()}

@@ -344,7 +344,6 @@ class Experiment:
         return budget
 
     def load_task(self) -> Task:
-        """What is learned; loads the data."""
         if self.data.task is not None:
             found = load_custom_task(self.data.task, self.data.folder(), self.code)
             return replace(found, seed=self.seed, personal=self.model.personal or found.personal)
@@ -359,7 +358,6 @@ class Experiment:
         return task
 
     def build_world(self) -> World:
-        """Everything a run needs, built."""
         task = self.load_task()
         data, shares = self._split(task)
         whole = replace(task, data=data)

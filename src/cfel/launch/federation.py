@@ -109,7 +109,6 @@ class Processes:
 
     @property
     def are_over(self) -> bool:
-        """Whether all nodes have ended, as `restart_dead` saw them last."""
         return all(each.over for each in self._processes)
 
     def restart_dead(self) -> list[str]:
@@ -169,7 +168,6 @@ class Processes:
 
 
 def _run_process(configuration: Path) -> None:
-    """Runs one node in its own process, with its log in a file."""
     # Ctrl-C reaches the whole process group; the parent decides when nodes stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name_process(f"cfel {configuration.stem}")
@@ -284,7 +282,6 @@ def _find_addresses(host: str, count: int) -> tuple[str, ...]:
 
 
 def find_free_ports(host: str, count: int) -> list[int]:
-    """Finds ports that are free at the moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # All stay bound until the last is found, so that no port is found twice.
     sockets = [socket.socket(family) for _ in range(count)]
@@ -305,7 +302,6 @@ _PORTS = range(20_000, 32_000)
 
 
 def _bind(each: socket.socket, host: str) -> None:
-    """Binds a socket to a port that is free."""
     for port in random.sample(_PORTS, 100):
         try:
             return each.bind((host, port))

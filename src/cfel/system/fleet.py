@@ -375,11 +375,9 @@ class Fleet:
         return self.cluster.size
 
     def list_members(self) -> list[int]:
-        """The devices that belong to the fleet now."""
         return [n for n in range(self.devices) if self.members is None or self.members[n]]
 
     def list_edges(self) -> list[int]:
-        """The edge servers that belong to the fleet now."""
         return list(range(self.clusters) if self.edges is None else self.edges)
 
     def change(self, membership: Membership) -> "Fleet":
@@ -401,7 +399,6 @@ class Fleet:
 
     @property
     def clusters(self) -> int:
-        """Number of clusters m."""
         return self.sizes.size
 
     def conditions(

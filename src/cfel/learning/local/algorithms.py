@@ -379,7 +379,6 @@ def build_algorithm(local: LocalParameters, code: CodePolicy = BUILT_IN_ONLY) ->
 
 
 def find_algorithm(training: TrainingParameters) -> LocalAlgorithm:
-    """The algorithm that devices train with."""
     return training.algorithm or build_algorithm(training.local)
 
 

@@ -165,7 +165,6 @@ class WordAverage(nn.Module):
         self.dense = nn.Linear(32, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch; the code 0 is no word."""
         words = (x != 0).float()[:, :, None]
         scores: Tensor = self.dense((self.embedding(x) * words).sum(1) / words.sum(1).clamp(min=1))
         return scores

@@ -59,7 +59,6 @@ class ModelForm:
 
     @classmethod
     def describe(cls, task: Task, model: str) -> "ModelForm":
-        """The form of a task's model."""
         data = task.data
         dtype = str(data.train_inputs.dtype).removeprefix("torch.")
         labels = describe_metric(task.metric).function is accuracy
@@ -116,7 +115,6 @@ def save_model(path: Path, model: FlatModel, flat: FlatModule, form: ModelForm |
 
 
 def encode_model(model: FlatModel, flat: FlatModule, form: ModelForm | None = None) -> bytes:
-    """The content of a model's file."""
     metadata = {"format": "pt"} | ({} if form is None else {_METADATA: msgspec.json.encode(form).decode()})
     return _sort_metadata(save(named_tensors(model, flat), metadata))
 

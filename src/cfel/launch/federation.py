@@ -192,29 +192,20 @@ def _read_log_settings(configuration: Path) -> LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How to launch a federation.
+    """How to launch a federation."""
 
-    Attributes:
-        command: the command line, kept in `environment.json`.
-        resume: continue the federation in the directory.
-        on_round: called after every round.
-        interrupted: checked all the time; true stops the federation, which may be resumed.
-        on_start: called when all processes have been started.
-        on_loss: called with the name of every device that is rejected; the others continue.
-        on_problem: called with what cannot be written, once; the federation waits until it can.
-        import_from: folders with user-defined code.
-        log: how the nodes log.
-    """
-
-    command: tuple[str, ...] = ()
-    resume: bool = False
-    on_round: Callable[[RoundRecord], None] = lambda _: None
+    command: tuple[str, ...] = ()  # the command line, kept in `environment.json`
+    resume: bool = False  # continue the federation in the directory
+    on_round: Callable[[RoundRecord], None] = lambda _: None  # called after every round
+    # Checked all the time; true stops the federation, which may be resumed.
     interrupted: Callable[[], bool] = lambda: False
-    on_start: Callable[[Processes], None] = lambda _: None
+    on_start: Callable[[Processes], None] = lambda _: None  # called when all processes have been started
+    # Called with the name of every device that is rejected; the others continue.
     on_loss: Callable[[str], None] = lambda _: None
+    # Called with what cannot be written, once; the federation waits until it can.
     on_problem: Callable[[str], None] = lambda _: None
-    import_from: tuple[Path, ...] = ()
-    log: LogSettings = field(default_factory=LogSettings)
+    import_from: tuple[Path, ...] = ()  # folders with user-defined code
+    log: LogSettings = field(default_factory=LogSettings)  # how the nodes log
 
 
 def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions) -> list[RoundRecord]:

@@ -15,7 +15,7 @@ from cfel.cost import backhaul_seconds
 from cfel.learning.compressors import compressor
 from cfel.learning.data.dataset import DataSet, Normalisation
 from cfel.learning.data.images import augmentation
-from cfel.learning.local.parameters import LocalParameters, MomentumState, TrainingParameters
+from cfel.learning.local.algorithm import LocalParameters, MomentumState, TrainingParameters
 from cfel.learning.models.builders import model_builder
 from cfel.learning.task import DeviceData, Task, initial_model
 from cfel.seeding import make_generator

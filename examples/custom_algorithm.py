@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters, LocalRun
 from cfel.learning.local.algorithms import sgd
-from cfel.learning.local.parameters import LocalParameters
 
 
 def proximal(local: LocalParameters) -> LocalAlgorithm:

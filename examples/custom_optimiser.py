@@ -11,8 +11,7 @@ docs/guides/algorithms.md has the details.
 
 from torch import Tensor
 
-from cfel.learning.local.algorithm import LocalAlgorithm
-from cfel.learning.local.parameters import LocalParameters
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters
 from cfel.learning.models.flat import Tensors
 
 

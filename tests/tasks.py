@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from cfel.learning.data import digits as load_digits
 from cfel.learning.data.dataset import DataSet
-from cfel.learning.data.embedded import digits as load_digits
 from cfel.learning.task import Task, cross_entropy
 from tests.architectures import perceptron
 

@@ -7,12 +7,15 @@ there is, is rejected.
 import json
 import math
 import time
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
 
 from cfel import validation
 from cfel.errors import InputError
+from cfel.validation import Range, check_fields
 
 
 def test_floats_are_float64_and_cannot_be_written() -> None:
@@ -152,3 +155,36 @@ def test_the_search_for_long_keys_takes_little_time(character: str) -> None:
 def test_toml_that_is_rejected(text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason):
         validation.parse_toml(text)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One field of each kind."""
+
+    rate: Annotated[float, Range(above=0)] = 1.0
+    count: Annotated[int, Range(least=1, most=9)] | None = None
+    name: str = "a"
+    on: bool = False
+    kind: Literal["b", "c"] = "b"
+    shares: tuple[Annotated[float, Range(most=1)], ...] = ()
+    other: float | str = 0.0
+    renamed: Annotated[int, Range(least=0)] = field(default=0, metadata={"key": "short"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rate": 0}, r"^s\.rate = 0: must be a finite number > 0$"),
+        ({"count": 10}, r"^s\.count = 10: must be a whole number ≥ 1 and ≤ 9$"),
+        ({"name": ""}, r"^s\.name = ''"),
+        ({"on": 1}, r"^s\.on = 1: must be true or false$"),
+        ({"kind": "d"}, r"^s\.kind: unknown 'd'"),
+        ({"shares": (0.5, 2)}, r"^s\.shares\[1\] = 2: "),
+        ({"shares": 0.5}, r"^s\.shares = 0\.5: must be a list$"),
+        ({"renamed": -1}, r"^s\.short = -1: "),
+    ],
+)
+def test_fields_are_checked_by_their_types(wrong: dict[str, Any], message: str) -> None:
+    check_fields("s", Section(count=3, shares=(0.5,), other="anything"))
+    with pytest.raises(InputError, match=message):
+        check_fields("s", Section(**wrong))

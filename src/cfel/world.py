@@ -12,7 +12,7 @@ from cfel.learning.compressors import Compressor
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.differences import Differences
 from cfel.learning.edge import EdgeRules
-from cfel.learning.local.parameters import TrainingParameters
+from cfel.learning.local.algorithm import TrainingParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task
 from cfel.membership import FleetChange, Membership, Place, RoundLoss
@@ -91,11 +91,7 @@ class World:
         return tuple(each for each in self.changes if rounds_done and each.round == rounds_done + 1)
 
     def with_changes(self, changes: Sequence[FleetChange]) -> "World":
-        """The world in which the fleet changes otherwise.
-
-        Raises:
-            InputError: a change is not possible; the message says why.
-        """
+        """The world in which the fleet changes otherwise; rejects changes that are not possible."""
         if self.change is None:
             raise InputError("the fleet of this world cannot change")
         return self if tuple(changes) == self.changes else self.change(changes)

@@ -5,7 +5,7 @@ from pathlib import Path
 from cfel.experiment.experiment import load_experiment
 from cfel.system.device_classes import DEVICE_CLASSES, HardwareConditions
 from tests.cli.conftest import Run
-from tests.system.devices.test_power_profile import PROFILE
+from tests.system.test_power_profile import PROFILE
 
 
 def test_lists_every_class(run: Run) -> None:

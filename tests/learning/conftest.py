@@ -11,7 +11,7 @@ from cfel.learning.compressors import compressor
 from cfel.learning.data import digits, synthetic
 from cfel.learning.data.partition import DataParameters, partition
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, Order
-from cfel.learning.local.parameters import LocalParameters, TrainingParameters
+from cfel.learning.local.algorithm import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.flat import FlatModel

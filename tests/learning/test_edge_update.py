@@ -19,8 +19,8 @@ from cfel.learning.edge import (
     weighted_model,
 )
 from cfel.learning.edge_rule import read_memory
+from cfel.learning.local.algorithm import LocalParameters, TrainingParameters
 from cfel.learning.local.algorithms import build_algorithm
-from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import Task, initial_model

@@ -6,7 +6,7 @@ import pytest
 from cfel.control.caps import Budget, Rounds
 from cfel.control.scheme import Observation
 from cfel.cost import Ledger
-from cfel.learning.local.parameters import LocalParameters
+from cfel.learning.local.algorithm import LocalParameters
 from cfel.rounds.kernel import find_used
 from cfel.system.conditions import Conditions
 

@@ -10,9 +10,8 @@ from cfel.api.theorem import Assumptions, _report_experiment
 from cfel.control import DeviceOverrides, Scheme, SchemeParameters
 from cfel.control.schemes import build_scheme
 from cfel.errors import InputError
-from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters, WholeResult
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.parameters import LocalParameters
 from cfel.rounds.estimates import combine_estimates, find_impossible
 from cfel.simulation.executors import PoolExecutor
 from cfel.simulation.loop import simulate

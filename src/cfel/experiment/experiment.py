@@ -57,9 +57,8 @@ from cfel.learning.data.partition import DataParameters, find_rule, hold_out, pa
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.differences import Differences, choose_step_size
 from cfel.learning.edge import AggregationParameters, EdgeRules, build_rules
-from cfel.learning.local.algorithm import LocalAlgorithm
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters, TrainingParameters
 from cfel.learning.local.algorithms import build_algorithm
-from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.learning.models.builders import model_builder
 from cfel.learning.models.files import load_model
@@ -345,7 +344,6 @@ class Experiment:
         return budget
 
     def load_task(self) -> Task:
-        """What is learned; loads the data."""
         if self.data.task is not None:
             found = load_custom_task(self.data.task, self.data.folder(), self.code)
             return replace(found, seed=self.seed, personal=self.model.personal or found.personal)
@@ -360,7 +358,6 @@ class Experiment:
         return task
 
     def build_world(self) -> World:
-        """Everything a run needs, built."""
         task = self.load_task()
         data, shares = self._split(task)
         whole = replace(task, data=data)

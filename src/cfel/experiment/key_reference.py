@@ -23,8 +23,8 @@ from cfel.experiment.sections import (
 from cfel.learning.compressors import BUILTIN as COMPRESSORS
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data.partition import DataParameters
+from cfel.learning.local.algorithm import LocalParameters
 from cfel.learning.local.algorithms import ALGORITHMS
-from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
 from cfel.system.backhaul import KINDS as TOPOLOGIES
 from cfel.system.backhaul import TopologyParameters

@@ -305,16 +305,15 @@ def fleet_to_table(fleet: FleetParameters) -> dict[str, Any]:
     if fleet.changes:
         rest["changes"] = [change_to_table(each) for each in fleet.changes]
     if fleet.losses:
-        rest["losses"] = [_loss_to_table(each) for each in fleet.losses]
+        rest["losses"] = [_to_short_table(each, "edge_round", "step") for each in fleet.losses]
     return {**rest, "conditions": {"kind": kind, **conditions}, "availability": to_table(fleet.availability)}
-
-
-def _loss_to_table(loss: RoundLoss) -> dict[str, Any]:
-    table = to_table(loss)
-    return {key: value for key, value in table.items() if value or key in ("edge_round", "step")}
 
 
 def change_to_table(change: FleetChange) -> dict[str, Any]:
     """A change as a TOML table, without what it does not need."""
-    table = to_table(change)
-    return {key: value for key, value in table.items() if value or key == "edge"}
+    return _to_short_table(change, "edge")
+
+
+def _to_short_table(parameters: object, *kept: str) -> dict[str, Any]:
+    """The table without what is empty or 0, except for the kept keys."""
+    return {key: value for key, value in to_table(parameters).items() if value or key in kept}

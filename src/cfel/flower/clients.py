@@ -23,10 +23,9 @@ from cfel.flower.records import (
     read_like,
     read_metrics,
 )
-from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult, WholeRun
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters, WholeResult, WholeRun
 from cfel.learning.local.algorithms import AlgorithmBuilder
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.parameters import LocalParameters
 from cfel.wording import show
 
 LOSSES = ("train_loss", "train-loss", "loss")

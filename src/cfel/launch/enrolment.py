@@ -23,7 +23,7 @@ import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import tomli_w
@@ -56,7 +56,7 @@ from cfel.errors import (
 )
 from cfel.experiment import load_experiment
 from cfel.experiment.sections import PATHS
-from cfel.launch.node import NodeFile, read_node, write_node
+from cfel.launch.node import NodeFile, change_node, read_node, write_node
 from cfel.membership import FleetChange
 from cfel.plugins import ANY_CODE, import_from
 from cfel.status import Status
@@ -217,9 +217,8 @@ class OperatorDirectory:
                 self.invitations.finish_joining(identity)
                 added[identity] = first
             if change.address and isinstance(first, int):
-                file = self.read_operator()
-                grown = replace(file.node, addresses=(*file.node.addresses, change.address))
-                write_node(self.configuration, replace(file, node=grown))
+                known = self.read_operator().node.addresses
+                change_node(self.configuration, {"addresses": [*known, change.address]})
         return added
 
     def list_absent(self) -> list[Identity]:
@@ -477,11 +476,12 @@ def _call(
         ):
             content = encode(request)
             connection.sendall(len(content).to_bytes(_LENGTH_BYTES) + content)
-            length = int.from_bytes(_receive(connection, _LENGTH_BYTES))
-            if length > _MOST_ANSWER_BYTES:
-                raise RejectedError(f"{address}: an answer of {length} bytes is too long")
-            expected: Any = kind | Refusal
-            answer: Value | Refusal = decode(_receive(connection, length), expected)
+            with connection.makefile("rb") as stream:
+                length = int.from_bytes(_receive(stream, _LENGTH_BYTES))
+                if length > _MOST_ANSWER_BYTES:
+                    raise RejectedError(f"{address}: an answer of {length} bytes is too long")
+                expected: Any = kind | Refusal
+                answer: Value | Refusal = decode(_receive(stream, length), expected)
     except ssl.SSLCertVerificationError as error:
         raise NotAdmittedError(f"{address} is not `cfel invite`: {error.verify_message}") from error
     except OSError as error:
@@ -494,12 +494,8 @@ def _call(
     return answer
 
 
-def _receive(connection: ssl.SSLSocket, length: int) -> bytes:
-    parts, missing = [], length
-    while missing:
-        part = connection.recv(min(missing, 1024 * 1024))
-        if not part:
-            raise ConnectionError("the connection ended early")
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
+def _receive(stream: BinaryIO, length: int) -> bytes:
+    content = stream.read(length)
+    if len(content) < length:
+        raise ConnectionError("the connection ended early")
+    return content

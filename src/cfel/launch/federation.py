@@ -109,7 +109,6 @@ class Processes:
 
     @property
     def are_over(self) -> bool:
-        """Whether all nodes have ended, as `restart_dead` saw them last."""
         return all(each.over for each in self._processes)
 
     def restart_dead(self) -> list[str]:
@@ -169,7 +168,6 @@ class Processes:
 
 
 def _run_process(configuration: Path) -> None:
-    """Runs one node in its own process, with its log in a file."""
     # Ctrl-C reaches the whole process group; the parent decides when nodes stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name_process(f"cfel {configuration.stem}")
@@ -194,29 +192,20 @@ def _read_log_settings(configuration: Path) -> LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How to launch a federation.
+    """How to launch a federation."""
 
-    Attributes:
-        command: the command line, kept in `environment.json`.
-        resume: continue the federation in the directory.
-        on_round: called after every round.
-        interrupted: checked all the time; true stops the federation, which may be resumed.
-        on_start: called when all processes have been started.
-        on_loss: called with the name of every device that is rejected; the others continue.
-        on_problem: called with what cannot be written, once; the federation waits until it can.
-        import_from: folders with user-defined code.
-        log: how the nodes log.
-    """
-
-    command: tuple[str, ...] = ()
-    resume: bool = False
-    on_round: Callable[[RoundRecord], None] = lambda _: None
+    command: tuple[str, ...] = ()  # the command line, kept in `environment.json`
+    resume: bool = False  # continue the federation in the directory
+    on_round: Callable[[RoundRecord], None] = lambda _: None  # called after every round
+    # Checked all the time; true stops the federation, which may be resumed.
     interrupted: Callable[[], bool] = lambda: False
-    on_start: Callable[[Processes], None] = lambda _: None
+    on_start: Callable[[Processes], None] = lambda _: None  # called when all processes have been started
+    # Called with the name of every device that is rejected; the others continue.
     on_loss: Callable[[str], None] = lambda _: None
+    # Called with what cannot be written, once; the federation waits until it can.
     on_problem: Callable[[str], None] = lambda _: None
-    import_from: tuple[Path, ...] = ()
-    log: LogSettings = field(default_factory=LogSettings)
+    import_from: tuple[Path, ...] = ()  # folders with user-defined code
+    log: LogSettings = field(default_factory=LogSettings)  # how the nodes log
 
 
 def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions) -> list[RoundRecord]:
@@ -284,7 +273,6 @@ def _find_addresses(host: str, count: int) -> tuple[str, ...]:
 
 
 def find_free_ports(host: str, count: int) -> list[int]:
-    """Finds ports that are free at the moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # All stay bound until the last is found, so that no port is found twice.
     sockets = [socket.socket(family) for _ in range(count)]
@@ -305,7 +293,6 @@ _PORTS = range(20_000, 32_000)
 
 
 def _bind(each: socket.socket, host: str) -> None:
-    """Binds a socket to a port that is free."""
     for port in random.sample(_PORTS, 100):
         try:
             return each.bind((host, port))

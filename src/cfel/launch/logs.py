@@ -38,7 +38,6 @@ class LogSettings:
     format: str = "text"  # one of `FORMATS`: text, or one JSON object per line
 
     def __post_init__(self) -> None:
-        """Checks the names."""
         check_name("log_level", self.level, LEVELS)
         check_name("log_format", self.format, FORMATS)
 
@@ -62,7 +61,6 @@ class LogHandler(logging.StreamHandler[TextIO]):
         self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a record."""
         before = self._lost
         super().emit(record)
         if before and self._lost == before:
@@ -82,7 +80,6 @@ class TextLines(logging.Formatter):
     """One line per message; lines of a trace follow, indented."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as text."""
         line = f"{self.formatTime(record)} {record.levelname} {record.name}: {_message(record)}"
         return "\n    ".join([line, *_trace(self, record)])
 
@@ -91,7 +88,6 @@ class JsonLines(logging.Formatter):
     """One JSON object per line: time, level, logger, message, and the trace if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
         document = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -133,7 +129,6 @@ class RepeatFilter(logging.Filter):
         self._windows: OrderedDict[tuple[object, ...], _Window] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to write the record."""
         if record.levelno < logging.WARNING:
             return True
         message = record.getMessage()

@@ -28,14 +28,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import tomli_w
 
 from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import issue, make_request
@@ -46,7 +43,7 @@ from cfel.durable import read_bytes, replace_file, translate_os_errors
 from cfel.errors import DeploymentError, ExperimentError, InputError, StorageError
 from cfel.experiment.sections import check_table, reject_unknown
 from cfel.launch.enrolment import NodeKit, OperatorDirectory, add_port, join, prepare_operator, read_revoked
-from cfel.launch.node import FINAL, NodeFile, read_node, write_node
+from cfel.launch.node import FINAL, NodeFile, change_node, read_node, write_node
 from cfel.validation import check_list, check_number, check_text, parse_toml
 
 SYSTEMD = Path("/run/systemd/system")
@@ -125,7 +122,8 @@ def set_up(place: Place, setup: NodeSetup, changes: Mapping[str, str]) -> Path:
     # A node that joins again, for a new certificate, keeps what was set on its machine.
     if not config.exists():
         write_node(config, NodeFile(node, Path("experiment.toml")))
-    _change_configuration(config, {"addresses": list(setup.kit.addresses), **changes})
+    parsed = {key: _parse_value(key, given) for key, given in changes.items()}
+    change_node(config, {"addresses": list(setup.kit.addresses), **parsed})
     unit = (place.units or folder) / f"cfel-{name}.service"
     replace_file(unit, write_unit(setup.identity, config).encode())
     if place.is_service:
@@ -163,15 +161,12 @@ def _write_files(folder: Path, setup: NodeSetup) -> None:
         replace_file(certificates / REVOKED, setup.kit.revoked, private=True)
 
 
-def _change_configuration(config: Path, changes: Mapping[str, Any]) -> None:
-    table = tomllib.loads(config.read_text(encoding="utf-8"))
-    for key, given in changes.items():
-        value: Any = {"true": True, "false": False}.get(given, given) if isinstance(given, str) else given
-        if key in _PATH_KEYS:
-            value = [str(Path(value).absolute())] if key == "import_from" else str(Path(value).absolute())
-        table[key] = value
-    replace_file(config, tomli_w.dumps(table).encode(), private=True)
-    read_node(config)
+def _parse_value(key: str, given: str) -> Any:  # noqa: ANN401 — any value of the configuration
+    """A value as given on the command line, where files are relative to the current folder."""
+    if key in _PATH_KEYS:
+        path = str(Path(given).absolute())
+        return [path] if key == "import_from" else path
+    return {"true": True, "false": False}.get(given, given)
 
 
 def _hand_over(folder: Path, name: str) -> None:

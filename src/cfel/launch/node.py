@@ -24,6 +24,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tomllib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -169,6 +170,13 @@ def write_node(path: Path, file: NodeFile) -> None:
     if file.log != LogSettings():
         table |= {"log_level": file.log.level, "log_format": file.log.format}
     replace_file(path, tomli_w.dumps(table).encode(), private=True)
+
+
+def change_node(path: Path, changes: dict[str, Any]) -> None:
+    """Changes keys of a configuration file; paths in it stay relative."""
+    table = tomllib.loads(path.read_text(encoding="utf-8")) | changes
+    replace_file(path, tomli_w.dumps(table).encode(), private=True)
+    read_node(path)
 
 
 def load_samples(name: str, path: Path | None, world: World) -> DeviceData:

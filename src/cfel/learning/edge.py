@@ -29,8 +29,7 @@ from cfel.errors import InputError, unknown_name
 from cfel.learning.compressors import DenseUpdate, SampledUpdate, SparseUpdate, Update, decode, draw_places
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.edge_rule import EdgeRound, EdgeRule, read_memory
-from cfel.learning.local.algorithm import LocalAlgorithm
-from cfel.learning.local.parameters import LocalParameters, lower_rate
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters, lower_rate
 from cfel.learning.models.flat import FlatModel, Slot, Tensors
 from cfel.learning.torch_state import map_in_threads
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_call, check_result, resolve

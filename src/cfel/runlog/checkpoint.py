@@ -71,7 +71,6 @@ class Checkpoint:
         )
 
     def copy(self) -> "Checkpoint":
-        """Returns a checkpoint with copies of the tensors."""
         return Checkpoint(
             self.round, {name: value.copy() for name, value in self.tensors.items()}, self.state
         )
@@ -103,14 +102,15 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int | None = None) -> None:
     """Replaces the checkpoint in `directory`; needs space for both until it is done.
 
-    Raises:
-        InputError: the state is not JSON.
-        StorageError: the file cannot be written; the old checkpoint is still there, complete.
+    If a file cannot be written, the old checkpoint is still there, complete.
     """
     old = _read_manifest(directory)
     generation = old.generation + 1 if old else 0
     prefix = f"generation-{generation:05d}-"
-    state = _state_bytes(checkpoint.state)
+    try:
+        state = json.dumps(dict(checkpoint.state)).encode()
+    except (TypeError, ValueError) as error:
+        raise InputError(f"state: cannot be written as JSON: {error}") from error
     try:
         names = [
             *_write_shards(directory, prefix, checkpoint.tensors, shard_bytes or SHARD_BYTES),
@@ -126,13 +126,6 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint, shard_bytes: int |
         remove_old_files(directory)
         raise
     remove_old_files(directory)
-
-
-def _state_bytes(state: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(dict(state)).encode()
-    except (TypeError, ValueError) as error:
-        raise InputError(f"state: cannot be written as JSON: {error}") from error
 
 
 def _write_shards(
@@ -260,22 +253,15 @@ class CheckpointWriter:
         self._pending: Future[None] | None = None
 
     def submit(self, checkpoint: Checkpoint) -> None:
-        """Starts a write and returns; waits first for the previous write to end.
+        """Starts a write and returns; waits first for the previous write to end, and raises if it failed.
 
         The tensors are copied first (about 0.3 s per GB), so that training may change them in place.
-
-        Raises:
-            StorageError: the previous write failed; this one was not started.
         """
         self.wait()
         self._pending = self._thread.submit(write_checkpoint, self._directory, checkpoint.copy())
 
     def wait(self) -> None:
-        """Returns when nothing is in flight.
-
-        Raises:
-            StorageError: the write failed; raised once, and the previous checkpoint is intact.
-        """
+        """Returns when nothing is in flight; raises a failed write once, which leaves the old checkpoint."""
         # Forgotten before it is raised: a failed write must not block the writes after it.
         pending, self._pending = self._pending, None
         if pending is not None:

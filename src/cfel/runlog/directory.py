@@ -87,7 +87,6 @@ class PlanTable:
             object.__setattr__(self, name, column)
 
     def keep(self, rows: NDArray[np.bool_]) -> "PlanTable":
-        """The table with these rows only."""
         return replace(self, **{name: getattr(self, name)[rows] for name in column_names()})
 
 
@@ -107,11 +106,6 @@ def plan_paths(directory: Path) -> Iterator[tuple[int, Path]]:
     names = ((_NAME.fullmatch(path.name), path) for path in (directory / "plans").glob("round-*.parquet"))
     found = [(int(name[1]), path) for name, path in names if name]
     return iter(sorted((number, path) for number, path in found if path == plan_path(directory, number)))
-
-
-def write_plan(directory: Path, plan: PlanTable) -> None:
-    """Writes the table; a reader never finds a part of it."""
-    replace_file(plan_path(directory, plan.round), encode_plan(plan))
 
 
 def encode_plan(plan: PlanTable) -> bytes:
@@ -399,7 +393,6 @@ class RunDirectory:
             return Environment.from_json(self._text(_ENVIRONMENT))
 
     def fleet(self) -> FleetDescription:
-        """Clusters, backhaul and budgets of the run."""
         with translate_parse_errors(self.path / _FLEET):
             return FleetDescription.from_json(self._text(_FLEET))
 
@@ -428,7 +421,6 @@ class RunDirectory:
         return plan.keep(plan.device < devices)
 
     def checkpoint(self) -> Checkpoint | None:
-        """The last complete checkpoint, or None."""
         return read_checkpoint(self.path / "checkpoint")
 
     def _text(self, name: str) -> str:
@@ -465,12 +457,9 @@ class RunWriter:
     ) -> "tuple[RunWriter, Checkpoint | None]":
         """Resumes the run in `path`; the log then ends with the checkpoint's round.
 
-        Rounds after the checkpoint are removed, to be computed again; so are leftovers of a killed write.
-        Returns the writer, and the checkpoint to resume from; None means from the beginning.
-
-        Raises:
-            StorageError: there is no run, another process is writing it, or a file is damaged; nothing was
-                changed then.
+        Rounds after the checkpoint are removed, to be computed again; so are leftovers of a killed write. If
+        there is no run, another process is writing it, or a file is damaged, nothing is changed. Returns the
+        writer, and the checkpoint to resume from; None means from the beginning.
         """
         # Rejects a newer schema before anything is changed.
         RunDirectory.open(path)
@@ -502,15 +491,12 @@ class RunWriter:
     def append(self, record: RoundRecord, plan: PlanTable | None = None) -> None:
         """Logs a round; when this returns, the round survives a power cut.
 
-        Raises:
-            InputError: the plan is of another round.
-            StorageError: the round does not follow the last one, or the file cannot be written; everything
-                logged before is as it was, and the call may be repeated.
+        If it cannot be written, everything logged before is as it was, and the call may be repeated.
         """
         if plan is not None:
             if plan.round != record.round:
                 raise InputError(f"plan.round: {plan.round}, but the record is of round {record.round}")
-            write_plan(self.path, plan)
+            replace_file(plan_path(self.path, plan.round), encode_plan(plan))
         self._log.append(record)
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -520,11 +506,9 @@ class RunWriter:
         self._checkpoints.submit(checkpoint)
 
     def wait(self) -> None:
-        """Returns when no checkpoint is in flight; raises if the last one failed."""
         self._checkpoints.wait()
 
     def close(self) -> None:
-        """Waits for the last checkpoint and releases the directory."""
         try:
             self._checkpoints.close()
         finally:

@@ -32,19 +32,8 @@ WALL_CLOCK_FIELDS = ("wall_seconds", "peak_memory_bytes")
 """Fields that differ between two runs of the same experiment; all others are equal to the last bit."""
 
 METRICS = (
-    *(
-        "accuracy",
-        "loss",
-        "seconds",
-        "joules",
-        "seconds_expected",
-        "joules_expected",
-        "rho_mean",
-        "theta_mean",
-        "sigma2",
-        "g2",
-        "gap",
-    ),
+    *("accuracy", "loss", "seconds", "joules", "seconds_expected", "joules_expected"),
+    *("rho_mean", "theta_mean", "sigma2", "g2", "gap"),
     *("wire_bytes", "steps_planned", "steps_taken", "upload_bytes_planned", "upload_bytes", "backhaul_bytes"),
     *("backhaul_joules", "download_bytes"),
     *("device_accuracy_mean", "device_accuracy_worst", "device_accuracy_spread"),
@@ -342,9 +331,7 @@ class RoundLog:
     def append(self, record: RoundRecord) -> None:
         """Adds one line and returns when it is on the disk.
 
-        Raises:
-            StorageError: the round does not follow the last one, or the file cannot be written; the log then
-                ends with the last complete line, as before.
+        If it cannot be written, the log ends with the last complete line, as before.
         """
         _check_follows(str(self._path), record.round, self.last_round)
         line = record.to_json_line().encode()

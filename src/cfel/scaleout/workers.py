@@ -50,9 +50,9 @@ from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceOrder, DeviceState, Order
 from cfel.learning.edge import EdgeRules
 from cfel.learning.evaluate import Evaluation, evaluate
+from cfel.learning.local.algorithm import TrainingParameters
 from cfel.learning.local.algorithms import find_algorithm
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import DeviceData, Task

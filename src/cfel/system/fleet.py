@@ -279,38 +279,29 @@ MAX_CLUSTERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class FleetParameters:
-    """Devices and clusters.
+    """Devices and clusters."""
 
-    Attributes:
-        devices: N, number of devices, ≥ 1.
-        clusters: number of clusters, filled as evenly as possible, or the size of each.
-        conditions: where conditions come from.
-        availability: which devices are absent when.
-        battery_joules: charge of every battery, one number for all or one per device; None for mains power.
-        participation: devices asked in an edge round, a share in (0, 1] or a whole number; 1.0 for all.
-        participation_per: how often they are drawn.
-        participation_by: chances of devices, all alike ("uniform") or by their training "samples".
-        estimate_error: how wrong plans are about μ, α and ν of every device, in [0, 1): each is taken to be
-            up to that share more or less, the same throughout the run. Costs are those of the true values.
-        changes: how the fleet changes in the course of the run: tables with `round` (the first that a change
-            holds for) and `what` ("add device", "remove device", "move device", "add edge", "remove edge",
-            "drain edge", "extend", "pause" or "resume"), and `device`, `edge`, `rounds`, `seconds` or
-            `joules`.
-        losses: who was missing when, to repeat the run of a federation: tables with `round`, `edge_round`
-            and `absent`, `lost` and `trained` devices, or `step`, `rows` and `mixed` of gossip.
-            `cfel fleet replay` writes them.
-    """
-
-    devices: Annotated[int, Range(least=1, most=MAX_DEVICES)] = 64
+    devices: Annotated[int, Range(least=1, most=MAX_DEVICES)] = 64  # N, number of devices, ≥ 1
+    # Number of clusters, filled as evenly as possible, or the size of each.
     clusters: int | tuple[int, ...] = 8
-    conditions: ConditionParameters = field(default_factory=RandomConditions)
-    availability: Availability = field(default_factory=Availability)
+    conditions: ConditionParameters = field(default_factory=RandomConditions)  # where conditions come from
+    availability: Availability = field(default_factory=Availability)  # which devices are absent when
+    # Charge of every battery, one number for all or one per device; None for mains power.
     battery_joules: float | tuple[float, ...] | None = None
+    # Devices asked in an edge round, a share in (0, 1] or a whole number; 1.0 for all.
     participation: float = 1.0
-    participation_per: Period = "edge_round"
+    participation_per: Period = "edge_round"  # how often they are drawn
+    # Chances of devices, all alike ("uniform") or by their training "samples".
     participation_by: Chances = "uniform"
+    # How wrong plans are about μ, α and ν of every device, in [0, 1): each is taken to be up to that share
+    # more or less, the same throughout the run. Costs are those of the true values.
     estimate_error: Annotated[float, Range(least=0, below=1)] = 0.0
+    # How the fleet changes in the course of the run: tables with `round` (the first that a change holds for)
+    # and `what` ("add device", "remove device", "move device", "add edge", "remove edge", "drain edge",
+    # "extend", "pause" or "resume"), and `device`, `edge`, `rounds`, `seconds` or `joules`.
     changes: tuple[FleetChange, ...] = ()
+    # Who was missing when, to repeat the run of a federation: tables with `round`, `edge_round` and `absent`,
+    # `lost` and `trained` devices, or `step`, `rows` and `mixed` of gossip. `cfel fleet replay` writes them.
     losses: tuple[RoundLoss, ...] = ()
 
     def __post_init__(self) -> None:
@@ -375,11 +366,9 @@ class Fleet:
         return self.cluster.size
 
     def list_members(self) -> list[int]:
-        """The devices that belong to the fleet now."""
         return [n for n in range(self.devices) if self.members is None or self.members[n]]
 
     def list_edges(self) -> list[int]:
-        """The edge servers that belong to the fleet now."""
         return list(range(self.clusters) if self.edges is None else self.edges)
 
     def change(self, membership: Membership) -> "Fleet":
@@ -401,7 +390,6 @@ class Fleet:
 
     @property
     def clusters(self) -> int:
-        """Number of clusters m."""
         return self.sizes.size
 
     def conditions(

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cfel import validation
 from cfel.errors import FleetFileError, describe_error
-from cfel.validation import load_pickle
+from cfel.validation import Range, check_fields, load_pickle
 from cfel.wording import show
 
 TRAINING_PER_INFERENCE = 3.0
@@ -69,17 +69,13 @@ class PublicCapacity:
 class Work:
     """What the devices of a trace do, and the power that it does not tell."""
 
-    batch: int  # samples of a local step, ≥ 1
-    model_bits: float  # size of a full upload, > 0
-    # compute_watts and radio_watts: power while training and while sending, ≥ 0.
-    compute_watts: float
-    radio_watts: float
+    batch: Annotated[int, Range(least=1)]  # samples of a local step
+    model_bits: Annotated[float, Range(above=0)]  # size of a full upload
+    compute_watts: Annotated[float, Range(least=0)]  # power while training
+    radio_watts: Annotated[float, Range(least=0)]  # power while sending
 
     def __post_init__(self) -> None:
-        validation.check_whole("batch", self.batch, least=1)
-        validation.check_number("model_bits", self.model_bits, above=0)
-        validation.check_number("compute_watts", self.compute_watts, least=0)
-        validation.check_number("radio_watts", self.radio_watts, least=0)
+        check_fields("work", self)
 
 
 def read_public_trace(path: str | Path) -> PublicAvailability | PublicCapacity:

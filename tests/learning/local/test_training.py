@@ -13,8 +13,8 @@ from torch.nn.utils import parametrizations
 from cfel.learning.data import synthetic
 from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceState
+from cfel.learning.local.algorithm import LocalParameters, TrainingParameters
 from cfel.learning.local.batched import find_obstacle
-from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.models.builders import ModelBuilder
 from cfel.learning.task import DeviceData, Task, initial_model
 from tests import architectures

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 import cfel
 from cfel.errors import InputError
-from cfel.learning.local.algorithm import LocalAlgorithm, WholeResult, WholeRun
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters, WholeResult, WholeRun
 from cfel.learning.local.algorithms import sgd
 from cfel.learning.local.estimates import Estimates
-from cfel.learning.local.parameters import LocalParameters
 
 DEVICES = 4
 

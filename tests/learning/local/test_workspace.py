@@ -12,8 +12,8 @@ from cfel.learning.data import synthetic
 from cfel.learning.device import device_update
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.evaluate import evaluate
+from cfel.learning.local.algorithm import LocalParameters
 from cfel.learning.local.batched import find_obstacle
-from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.task import Task, initial_model
 from tests.learning.conftest import Build, Make, Spread, dense
 

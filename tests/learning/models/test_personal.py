@@ -9,7 +9,7 @@ import torch
 from cfel.errors import InputError
 from cfel.learning.device import device_estimate, device_update
 from cfel.learning.device_messages import DeviceState
-from cfel.learning.local.parameters import LocalParameters
+from cfel.learning.local.algorithm import LocalParameters
 from cfel.learning.models.builders import mlp
 from cfel.learning.models.files import load_model, named_tensors, save_model
 from cfel.learning.models.flat import PARAMETERS, STATISTICS, complete_model

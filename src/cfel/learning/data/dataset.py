@@ -45,30 +45,19 @@ def scale_inputs(inputs: Tensor, normalisation: Normalisation | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """Everything a task learns from.
+    """Everything a task learns from."""
 
-    Attributes:
-        name: for messages.
-        train_inputs: samples × input shape; uint8 images are scaled to [0, 1] and normalised batch by batch,
-            other dtypes reach the model unchanged.
-        train_targets: one target (or row of targets) per sample.
-        test_inputs: like `train_inputs`.
-        test_targets: like `train_targets`.
-        classes: number of classes, or the model's number of outputs where there are none.
-        normalisation: for uint8 images; None means bytes / 255.
-        train_writers: who wrote each training sample, or None if unknown.
-        test_writers: likewise for the test samples.
-    """
-
-    name: str
+    name: str  # for messages
+    # Samples × input shape; uint8 images are scaled to [0, 1] and normalised batch by batch, other dtypes
+    # reach the model unchanged.
     train_inputs: Tensor
-    train_targets: Tensor
-    test_inputs: Tensor
-    test_targets: Tensor
-    classes: int
-    normalisation: Normalisation | None = None
-    train_writers: IntArray | None = None
-    test_writers: IntArray | None = None
+    train_targets: Tensor  # one target (or row of targets) per sample
+    test_inputs: Tensor  # like `train_inputs`
+    test_targets: Tensor  # like `train_targets`
+    classes: int  # number of classes, or the model's number of outputs where there are none
+    normalisation: Normalisation | None = None  # for uint8 images; None means bytes / 255
+    train_writers: IntArray | None = None  # who wrote each training sample, or None if unknown
+    test_writers: IntArray | None = None  # likewise for the test samples
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -144,11 +133,7 @@ def choose_test_tenth(groups: IntArray, *, last: bool = False) -> BoolArray:
 
 
 def make_class_targets(labels: NDArray[np.integer] | Tensor, classes: int, where: str) -> Tensor:
-    """Converts labels to an int64 tensor.
-
-    Raises:
-        InputError: a label is not in 0 … classes − 1; it names `where`, the first such row and its value.
-    """
+    """Converts labels, each in 0 … classes − 1, to an int64 tensor; an error names `where` and the row."""
     values = np.asarray(labels)
     bad = np.flatnonzero((values < 0) | (values >= classes))
     if bad.size:

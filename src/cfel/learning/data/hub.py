@@ -15,7 +15,10 @@ optional extra, imported only when needed. Nothing here trains or partitions.
 import importlib
 import io
 import math
+import re
 import wave
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -31,7 +34,6 @@ from cfel.errors import InputError, unknown_name
 from cfel.extras import MissingExtraError, install_command
 from cfel.learning.data.dataset import DataSet, choose_test_tenth, make_class_targets
 from cfel.learning.data.images import cache_directory, decode_images, load_cached_array
-from cfel.learning.data.text import TextCode, number_words
 
 PREFIX = "hf:"
 INPUTS = ("image", "audio", "text")
@@ -50,6 +52,9 @@ class HubName:
     repository: str
     options: dict[str, str]
 
+    def error(self, reason: str) -> InputError:
+        return InputError(f"data.name = {self.text!r}: {reason}")
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -60,6 +65,73 @@ class Part:
     labels: IntArray  # one per sample
     classes: int  # how many there are
     writers: NDArray[np.str_] | None  # who wrote each sample, or None if there is no such column
+
+
+# Text as numbers: characters or words, cut into samples of one length. Characters are the bytes of UTF-8, so
+# that every text has the same 256 codes and nobody needs a table. Words are numbered by how often they occur
+# in the training samples. The code 0 fills up what is too short.
+
+
+BYTES = 256
+VOCABULARY = 8192
+"""Codes of words: 0 for nothing, 1 for a rare word, the others for the most frequent ones."""
+
+_WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
+
+Codes = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class TextCode:
+    """How texts become samples."""
+
+    length: int  # codes in a sample
+    words: Mapping[str, int] | None = None  # the code of each known word; None for characters
+
+    @property
+    def codes(self) -> int:
+        return BYTES if self.words is None else VOCABULARY
+
+    def encode(self, text: str) -> Codes:
+        if self.words is None:
+            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
+        return np.array([self.words.get(word, 1) for word in split_words(text)], dtype=np.int32)
+
+    def fit(self, texts: Iterable[str]) -> Codes:
+        """One row per text: its last codes, after zeros where it is shorter."""
+        rows = [self.encode(text)[-self.length :] for text in texts]
+        fitted = np.zeros((len(rows), self.length), dtype=np.int32)
+        for place, row in zip(fitted, rows, strict=True):
+            place[self.length - row.size :] = row
+        return fitted
+
+    def make_windows(self, texts: Sequence[str]) -> tuple[Codes, IntArray, IntArray]:
+        """For every place of each text but its first: the codes before it, its own, the text's number."""
+        windows, rows = [np.zeros((0, self.length + 1), dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
+        for number, text in enumerate(texts):
+            codes = self.encode(text)
+            if codes.size < 2:
+                continue
+            padded = np.concatenate([np.zeros(self.length, dtype=np.int32), codes])
+            windows.append(np.lib.stride_tricks.sliding_window_view(padded, self.length + 1)[1:])
+            rows.append(np.full(len(windows[-1]), number, dtype=np.int64))
+        whole = np.concatenate(windows)
+        return whole[:, :-1].copy(), whole[:, -1].astype(np.int64), np.concatenate(rows)
+
+
+def split_words(text: str) -> list[str]:
+    """Words and signs in small letters."""
+    return _WORD.findall(text.lower())
+
+
+def number_words(texts: Iterable[str]) -> dict[str, int]:
+    """Numbers the most frequent words from 2, equally frequent ones by the alphabet."""
+    counts = Counter(word for text in texts for word in split_words(text))
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: number for number, word in enumerate(ranked[: VOCABULARY - 2], start=2)}
+
+
+# Reading a data set.
 
 
 def parse_name(text: str) -> HubName:
@@ -118,7 +190,7 @@ def load_splits(wanted: HubName, path: Path | None) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         where = "from the hub" if path is None else f"from {path}"
         hint = "; offline, give data.path" if path is None else ""
-        raise InputError(f"data.name = {wanted.text!r}: cannot be loaded {where}: {error}{hint}") from error
+        raise wanted.error(f"cannot be loaded {where}: {error}{hint}") from error
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 
@@ -139,7 +211,7 @@ def _choose_splits(wanted: HubName, splits: dict[str, Any]) -> tuple[str, str | 
     test = wanted.options.get("test", likely)
     for name in (train, test):
         if name is not None and name not in splits:
-            raise InputError(f"data.name = {wanted.text!r}: {unknown_name('split', name, splits)}")
+            raise wanted.error(unknown_name("split", name, splits))
     return train, None if test == train else test
 
 
@@ -152,7 +224,7 @@ def read_part(wanted: HubName, split: Any, code: TextCode | None = None) -> Part
     label = _find_column(wanted, split, "label", "ClassLabel")
     labels = np.asarray(split.with_format("numpy")[label][:])
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not labels.size:
-        raise InputError(f"data.name = {wanted.text!r}: column {label!r} must hold whole numbers, one each")
+        raise wanted.error(f"column {label!r} must hold whole numbers, one each")
     known = getattr(split.features[label], "num_classes", None)
     if code is not None:
         inputs: NDArray[Any] = code.fit(_read_texts(wanted, split, column))
@@ -179,7 +251,7 @@ def _make_code(wanted: HubName, split: Any) -> TextCode | None:  # noqa: ANN401
     kind, column = _find_input(wanted, split)
     if kind != "text":
         if "next" in wanted.options:
-            raise InputError(f"data.name = {wanted.text!r}: 'next' needs text; add ?text=NAME")
+            raise wanted.error("'next' needs text; add ?text=NAME")
         return None
     unit = wanted.options.get("next", "word")
     words = number_words(_read_texts(wanted, split, column)) if unit == "word" else None
@@ -194,7 +266,7 @@ def _read_length(wanted: HubName, unit: str) -> float:
         length = 0.0
     if not 0 < length < math.inf or (unit != "audio" and length != round(length)):
         what = "seconds > 0" if unit == "audio" else "a whole number ≥ 1"
-        raise InputError(f"data.name = {wanted.text!r}: length = {text!r}: must be {what}")
+        raise wanted.error(f"length = {text!r}: must be {what}")
     return length
 
 
@@ -202,9 +274,7 @@ def _read_texts(wanted: HubName, split: Any, column: str) -> list[str]:  # noqa:
     texts = list(split[column])
     odd = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
     if odd is not None:
-        raise InputError(
-            f"data.name = {wanted.text!r}: column {column!r} must hold text, row {odd} is {texts[odd]!r}"
-        )
+        raise wanted.error(f"column {column!r} must hold text, row {odd} is {texts[odd]!r}")
     return texts
 
 
@@ -212,8 +282,7 @@ def _read_writers(wanted: HubName, split: Any) -> NDArray[np.str_] | None:  # no
     writer = wanted.options.get("writer") or next((w for w in WRITERS if w in split.features), None)
     if writer is None:
         return None
-    if writer not in split.features:
-        raise InputError(f"data.name = {wanted.text!r}: {unknown_name('column', writer, split.features)}")
+    _check_column(wanted, split, writer)
     return np.asarray([str(each) for each in split[writer]], dtype=np.str_)
 
 
@@ -229,13 +298,13 @@ def _read_next(
     if "label" not in wanted.options:
         inputs, labels, rows = code.make_windows(texts)
         if not labels.size:
-            raise InputError(f"data.name = {wanted.text!r}: column {column!r}: all texts are too short")
+            raise wanted.error(f"column {column!r}: all texts are too short")
         return Part(inputs, labels, code.codes, None if writers is None else writers[rows])
     label = _find_column(wanted, split, "label", "ClassLabel")
     first = [code.encode(text)[:1] for text in _read_texts(wanted, split, label)]
     empty = next((row for row, found in enumerate(first) if not found.size), None)
     if empty is not None:
-        raise InputError(f"data.name = {wanted.text!r}: column {label!r}: row {empty} is empty")
+        raise wanted.error(f"column {label!r}: row {empty} is empty")
     return Part(code.fit(texts), np.concatenate(first).astype(np.int64), code.codes, writers)
 
 
@@ -257,25 +326,28 @@ def _find_column(wanted: HubName, split: Any, key: str, kind: str) -> str:  # no
     """The column that the name gives, or the only one of its type."""
     given = wanted.options.get(key)
     if given is not None:
-        if given not in split.features:
-            raise InputError(f"data.name = {wanted.text!r}: {unknown_name('column', given, split.features)}")
+        _check_column(wanted, split, given)
         return given
     found: list[str] = [name for name, feature in split.features.items() if type(feature).__name__ == kind]
     found = found or [name for name in split.features if name == key]
     if len(found) == 1:
         return found[0]
-    raise InputError(
-        f"data.name = {wanted.text!r}: cannot tell which column is the {key}; add "
-        f"?{key}=NAME (it has {', '.join(split.features)})"
+    raise wanted.error(
+        f"cannot tell which column is the {key}; add ?{key}=NAME (it has {', '.join(split.features)})"
     )
+
+
+def _check_column(wanted: HubName, split: Any, name: str) -> None:  # noqa: ANN401
+    if name not in split.features:
+        raise wanted.error(unknown_name("column", name, split.features))
 
 
 def _read_inputs(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # noqa: ANN401
     if type(split.features[column]).__name__ != "Image":
         rows = np.asarray(split.with_format("numpy")[column][:])
         if rows.dtype == object or rows.ndim < 2 or not np.issubdtype(rows.dtype, np.number):
-            raise InputError(
-                f"data.name = {wanted.text!r}: column {column!r} must hold images, or rows of equally many "
+            raise wanted.error(
+                f"column {column!r} must hold images, or rows of equally many "
                 f"numbers, is {split.features[column]}"
             )
         return rows.astype(np.float32)
@@ -284,7 +356,7 @@ def _read_inputs(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # n
     where = f"data.name = {wanted.text!r}: column {column!r}"
     file = cache_directory() / f"hub-{split._fingerprint}-{column}.npy"
     return load_cached_array(
-        file, lambda: decode_images((cell["bytes"] for cell in plain[column]), None, where)
+        file, lambda: decode_images((cell["bytes"] for cell in plain[column]), len(plain), None, where)
     )
 
 
@@ -329,11 +401,7 @@ _RANGE_DECIBELS = 80.0
 
 
 def read_wav(content: bytes | None, where: str) -> tuple[FloatArray, int]:
-    """Samples in [−1, 1], averaged over channels, and how many there are per second.
-
-    Raises:
-        InputError: it is not a WAV file of 16-bit numbers.
-    """
+    """Samples of a WAV file in [−1, 1], averaged over channels, and how many there are per second."""
     try:
         with wave.open(io.BytesIO(content or b"")) as file:
             width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()

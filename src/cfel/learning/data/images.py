@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from cfel.arrays import ByteArray
-from cfel.errors import InputError
+from cfel.durable import replacing
+from cfel.errors import InputError, StorageError
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, resolve
 
 if TYPE_CHECKING:
@@ -79,34 +80,23 @@ def cache_directory() -> Path:
 
 
 def read_columns(path: Path, wanted: list[str]) -> dict[str, "pa.ChunkedArray"]:
-    """Reads some columns of a Parquet file.
-
-    Raises:
-        InputError: the file cannot be read, or has no such column.
-    """
+    """Reads some columns of a Parquet file."""
     # Here and below, because most devices read no such files, and the packages take 30 MB.
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    names = read_column_names(path)
+    for name in wanted:
+        if name not in names:
+            raise InputError(f"{path}: there is no column {name!r} (it has {', '.join(names)})")
     try:
-        table = pq.read_table(path, columns=None if not wanted else _check_columns(path, wanted))
+        table = pq.read_table(path, columns=wanted)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
     return {name: table.column(name) for name in table.column_names}
 
 
-def _check_columns(path: Path, wanted: list[str]) -> list[str]:
-    import pyarrow.parquet as pq
-
-    names = pq.read_schema(path).names
-    for name in wanted:
-        if name not in names:
-            raise InputError(f"{path}: there is no column {name!r} (it has {', '.join(names)})")
-    return wanted
-
-
 def read_column_names(path: Path) -> list[str]:
-    """Reads the names of a Parquet file's columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,19 +106,27 @@ def read_column_names(path: Path) -> list[str]:
         raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
 
 
-def load_images(path: Path, column: str, channels: int, cache: Path | None) -> ByteArray:
+def load_images(path: Path, column: str, channels: int, cache: Path) -> ByteArray:
     """Loads all images of a column of a Parquet file, as samples × channels × height × width."""
-    file = None if cache is None else cache / f"{_fingerprint(path, column, channels)}.npy"
-    return load_cached_array(file, lambda: _decode_column(path, column, channels))
+    status = path.stat()
+    text = f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}|{column}|{channels}|1"
+    fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return load_cached_array(cache / f"{fingerprint}.npy", lambda: _decode_column(path, column, channels))
 
 
-def load_cached_array(file: Path | None, make: Callable[[], ByteArray]) -> ByteArray:
+def load_cached_array(file: Path, make: Callable[[], ByteArray]) -> ByteArray:
     """Loads images from a file of the cache, or makes them and writes the file."""
-    if file is not None and (images := _read_cache(file)) is not None:
-        return images
+    try:
+        found: ByteArray = np.load(file, allow_pickle=False)
+        if found.dtype == np.uint8 and found.ndim == 4:
+            return found
+    except (OSError, ValueError, EOFError):
+        pass  # a missing or damaged file of the cache is made again
     images = make()
-    if file is not None:
-        _write_cache(file, images)
+    with suppress(OSError, StorageError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as temporary, temporary.open("wb") as out:
+            np.save(out, images, allow_pickle=False)
     return images
 
 
@@ -139,38 +137,33 @@ def _decode_column(path: Path, column: str, channels: int) -> ByteArray:
     if not pa.types.is_struct(cells.type) or cells.type.get_field_index("bytes") < 0:
         raise InputError(f"{path}: column {column!r} must hold structs with a field 'bytes', is {cells.type}")
     contents = (cell.as_py() for cell in cells.field("bytes"))
-    return decode_images(contents, channels, f"{path}: column {column!r}", len(cells))
+    return decode_images(contents, len(cells), channels, f"{path}: column {column!r}")
 
 
 def decode_images(
-    contents: Iterable[bytes | None], channels: int | None, where: str, count: int = 0
+    contents: Iterable[bytes | None], count: int, channels: int | None, where: str
 ) -> ByteArray:
-    """Decodes image files into one array, samples × channels × height × width.
+    """Decodes so many image files into one array, samples × channels × height × width.
 
     They become grey (1 channel) or coloured (3); None keeps the channels of the first. `where` is for
-    messages; the `count`, if known, saves a copy.
+    messages.
     """
-    images: list[ByteArray] | ByteArray = []
-    shape: tuple[int, ...] | None = None
+    images: ByteArray = np.empty(0, dtype=np.uint8)
     for row, content in enumerate(contents):
         image = _decode_image(content, channels, f"{where}, row {row}")
-        if shape is None:
-            shape, channels = image.shape, 1 if image.ndim == 2 else 3
-            # Filling one array of known size saves a copy of the whole data set.
-            images = np.empty((count, *shape), dtype=np.uint8) if count else []
-        if image.shape != shape:
+        if row == 0:
+            channels = 1 if image.ndim == 2 else 3
+            # One array from the beginning: stacking them would take the memory of the data set once more.
+            images = np.empty((count, *image.shape), dtype=np.uint8)
+        if image.shape != images.shape[1:]:
             raise InputError(
                 f"{where}, row {row} is {image.shape[0]}×{image.shape[1]} pixels, "
-                f"row 0 is {shape[0]}×{shape[1]}"
+                f"row 0 is {images.shape[1]}×{images.shape[2]}"
             )
-        if isinstance(images, list):
-            images.append(image)
-        else:
-            images[row] = image
-    if shape is None or channels is None:
+        images[row] = image
+    if not images.size or channels is None:
         raise InputError(f"{where}: there are no rows")
-    stacked = np.stack(images) if isinstance(images, list) else images
-    return np.ascontiguousarray(stacked.reshape(*stacked.shape[:3], channels).transpose(0, 3, 1, 2))
+    return np.ascontiguousarray(images.reshape(*images.shape[:3], channels).transpose(0, 3, 1, 2))
 
 
 def _decode_image(content: bytes | None, channels: int | None, where: str) -> ByteArray:
@@ -182,31 +175,3 @@ def _decode_image(content: bytes | None, channels: int | None, where: str) -> By
             return np.asarray(image.convert("L" if grey else "RGB"))
     except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"{where}: not an image: {error}") from error
-
-
-def _fingerprint(path: Path, column: str, channels: int) -> str:
-    status = path.stat()
-    text = f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}|{column}|{channels}|1"
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _read_cache(file: Path) -> ByteArray | None:
-    try:
-        images: ByteArray = np.load(file, allow_pickle=False)
-    # A missing or damaged file of the cache is made again.
-    except (OSError, ValueError, EOFError):
-        return None
-    return images if images.dtype == np.uint8 and images.ndim == 4 else None
-
-
-def _write_cache(file: Path, images: ByteArray) -> None:
-    # Written under another name first, so that no process reads half of it.
-    partial = file.with_name(f"{file.stem}.{os.getpid()}.part")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as out:
-            np.save(out, images, allow_pickle=False)
-        partial.replace(file)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)

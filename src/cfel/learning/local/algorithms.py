@@ -16,8 +16,7 @@ from torch.optim.sgd import sgd as torch_sgd
 from cfel import validation
 from cfel.errors import InputError, unknown_name
 from cfel.learning.edge_rule import EdgeRound, EdgeRule
-from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun
-from cfel.learning.local.parameters import LocalParameters, TrainingParameters
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters, LocalRun, TrainingParameters
 from cfel.learning.models.flat import Tensors
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, check_call, check_result, resolve
 from cfel.system.batch_shares import FORWARD_SHARE
@@ -380,7 +379,6 @@ def build_algorithm(local: LocalParameters, code: CodePolicy = BUILT_IN_ONLY) ->
 
 
 def find_algorithm(training: TrainingParameters) -> LocalAlgorithm:
-    """The algorithm that devices train with."""
     return training.algorithm or build_algorithm(training.local)
 
 

@@ -21,8 +21,8 @@ from cfel.errors import CfelError, DivergedError, InputError
 from cfel.learning.compressors import compressor, decode
 from cfel.learning.device import LocalResult, device_update, finish_update
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, DeviceState, Order
+from cfel.learning.local.algorithm import TrainingParameters
 from cfel.learning.local.estimates import Estimates, estimate_from_halves, scale_noise
-from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.local.training import choose_iterations, count_samples, draw_batches
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import PARAMETERS, FlatModel
@@ -207,10 +207,10 @@ def _weigh_samples(sizes: IntArray, inputs: Tensor) -> Tensor:
     return torch.from_numpy(shares.astype(np.float32)).to(inputs.device)
 
 
-def _compute_losses(
-    parameters: Tensor, inputs: Tensor, targets: Tensor, workspace: Workspace
-) -> tuple[list[Tensor], Tensor]:
-    """Every row's loss per sample (rows × batch), and what to differentiate it by: one tensor per slot.
+def _compute_gradients(
+    parameters: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor, workspace: Workspace
+) -> tuple[Tensor, Tensor]:
+    """Every row's gradient (rows × d) and loss, its samples weighted by their shares.
 
     Only the forward pass of the model is vectorised by `vmap`. Autograd then differentiates the batched
     operations, which starts far fewer operations than differentiating inside `vmap`. The loss is per sample,
@@ -227,18 +227,10 @@ def _compute_losses(
 
     outputs: Tensor = vmap(scores)(tuple(leaves), inputs)
     losses = workspace.task.loss(outputs.flatten(0, 1), targets.flatten(0, 1))
-    return leaves, losses.view(targets.shape[:2])
-
-
-def _compute_gradients(
-    parameters: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor, workspace: Workspace
-) -> tuple[Tensor, Tensor]:
-    """Every row's gradient (rows × d) and loss, its samples weighted by their shares."""
-    leaves, losses = _compute_losses(parameters, inputs, targets, workspace)
-    weighted = losses * shares
+    weighted = losses.view(targets.shape[:2]) * shares
     found = torch.autograd.grad(weighted.sum(), leaves, materialize_grads=True)
     gradient = torch.empty_like(parameters)
-    for slot, part in zip(workspace.flat.parameter_slots, found, strict=True):
+    for slot, part in zip(slots, found, strict=True):
         slot.rows(gradient).copy_(part)
     return gradient, weighted.detach().sum(1)
 
@@ -330,8 +322,10 @@ def find_obstacle(
         return None  # the run itself says so, with device and round
     if isinstance(together, str):
         return together
-    if any(_differ(one, two) for (one, _), (two, _) in zip(alone, together, strict=True)):
-        return "torch.func.vmap computes other gradients for the model"
+    for (one, _), (two, _) in zip(alone, together, strict=True):
+        first, second = decode(one.update), decode(two.update)
+        if float((first - second).norm()) > _MOST_DIFFERENCE * float(first.norm()):
+            return "torch.func.vmap computes other gradients for the model"
     return None
 
 
@@ -349,11 +343,6 @@ def _train_together(
         raise
     except Exception as error:  # noqa: BLE001 — user-defined code in vmap fails in many ways
         return f"torch.func.vmap does not support the model ({_first_sentence(error)})"
-
-
-def _differ(one: DeviceReport, two: DeviceReport) -> bool:
-    first, second = decode(one.update), decode(two.update)
-    return float((first - second).norm()) > _MOST_DIFFERENCE * float(first.norm())
 
 
 def _first_sentence(error: Exception) -> str:

@@ -42,7 +42,6 @@ class Estimates:
 
     @property
     def is_finite(self) -> bool:
-        """Whether both are finite numbers."""
         return math.isfinite(self.sigma2) and math.isfinite(self.g2)
 
 

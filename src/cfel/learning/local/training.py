@@ -19,7 +19,14 @@ from cfel.arrays import BoolArray, IntArray
 from cfel.errors import DivergedError, InputError
 from cfel.learning.device_messages import DeviceOrder
 from cfel.learning.edge_rule import read_memory
-from cfel.learning.local.algorithm import LocalRun, Step, WholeRun
+from cfel.learning.local.algorithm import (
+    LocalParameters,
+    LocalRun,
+    Step,
+    StepRule,
+    TrainingParameters,
+    WholeRun,
+)
 from cfel.learning.local.estimates import (
     Estimates,
     Scatter,
@@ -29,7 +36,6 @@ from cfel.learning.local.estimates import (
     scale_noise,
     squared_norm,
 )
-from cfel.learning.local.parameters import LocalParameters, StepRule, TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.models.flat import FlatModule, Slot, Tensors
 from cfel.learning.task import DeviceData
@@ -101,10 +107,8 @@ def train(
 ) -> tuple[Estimates | None, list[float], LocalRun]:
     """Runs the chosen iterations from the model in the workspace, which is in training mode.
 
-    With `estimator = "reuse"` the first step also yields the estimates. `memory` changes in place.
-
-    Returns:
-        The estimates, or None if there are no new ones; the loss of every step taken; and the finished run.
+    With `estimator = "reuse"` the first step also yields the estimates. `memory` changes in place. Returns
+    the estimates, or None if there are no new ones; the loss of every step taken; and the finished run.
     """
     local, flat, algorithm = workspace.local, workspace.flat, workspace.algorithm
     taken = choose_iterations(local.steps, order.rho, order.tau, order.stream("steps"))

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from cfel.arrays import IntArray
 from cfel.errors import InputError
 from cfel.learning.compressors import Compressor, fit_compressor
+from cfel.learning.local.algorithm import TrainingParameters
 from cfel.learning.local.algorithms import find_algorithm
-from cfel.learning.local.parameters import TrainingParameters
 from cfel.learning.models.flat import PARAMETERS, STATISTICS
 from cfel.learning.task import DeviceData, Task
 from cfel.learning.torch_state import seed_generator
@@ -55,16 +55,12 @@ class Workspace:
             )
         self._places = {id(leaf): place for place, leaf in enumerate(self.flat.leaves)}
         self.layers = [layer for layer in self.flat.module.modules() if self._is_plain_layer(layer)]
-        self.is_layered = self._find_whether_layered()
-
-    def _find_whether_layered(self) -> bool:
-        """Whether plain dense and convolution layers hold all trained parameters, each in one layer only."""
-        if self.local.precision != "float32":
-            return False  # autocast hands layers other inputs than they are called with
         named = self.flat.module.named_parameters(remove_duplicate=False)
         uses = sorted(self._places[id(each)] for _, each in named if each.requires_grad)
         held = sorted(place for layer in self.layers for place in self.find_places(layer))
-        return uses == held == list(range(len(self.flat.leaves)))
+        in_layers = uses == held == list(range(len(self.flat.leaves)))
+        # Autocast hands layers other inputs than they are called with.
+        self.is_layered = in_layers and self.local.precision == "float32"
 
     def _is_plain_layer(self, layer: nn.Module) -> bool:
         """Whether it is a dense or convolution layer as torch has it, with all its parameters trained."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 — the name every torch reader kn
 from torch import Tensor, nn
 
 from cfel.errors import InputError
-from cfel.learning.data.text import VOCABULARY
+from cfel.learning.data.hub import VOCABULARY
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, check_result, resolve
 
 ModelBuilder: TypeAlias = Callable[[tuple[int, ...], int], nn.Module]
@@ -165,7 +165,6 @@ class WordAverage(nn.Module):
         self.dense = nn.Linear(32, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of a batch; the code 0 is no word."""
         words = (x != 0).float()[:, :, None]
         scores: Tensor = self.dense((self.embedding(x) * words).sum(1) / words.sum(1).clamp(min=1))
         return scores

@@ -59,7 +59,6 @@ class ModelForm:
 
     @classmethod
     def describe(cls, task: Task, model: str) -> "ModelForm":
-        """The form of a task's model."""
         data = task.data
         dtype = str(data.train_inputs.dtype).removeprefix("torch.")
         labels = describe_metric(task.metric).function is accuracy
@@ -74,11 +73,7 @@ _METADATA = "cfel"
 
 
 def read_model_file(path: Path) -> tuple[dict[str, Tensor], ModelForm | None]:
-    """All tensors of a safetensors file by name, and its form; None if it was not written with one.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """All tensors of a safetensors file by name, and its form; None if it was not written with one."""
     try:
         # Not the library's own reader of files, which would wait for a pipe.
         content = read_bytes(path, max_bytes=None, follow_links=True)
@@ -120,7 +115,6 @@ def save_model(path: Path, model: FlatModel, flat: FlatModule, form: ModelForm |
 
 
 def encode_model(model: FlatModel, flat: FlatModule, form: ModelForm | None = None) -> bytes:
-    """The content of a model's file."""
     metadata = {"format": "pt"} | ({} if form is None else {_METADATA: msgspec.json.encode(form).decode()})
     return _sort_metadata(save(named_tensors(model, flat), metadata))
 

@@ -62,7 +62,6 @@ class FlatModel:
         return self.parameters, self.buffers, self.memory
 
     def is_finite(self) -> bool:
-        """Whether no value is infinite or NaN."""
         return all(bool(torch.isfinite(part).all()) for part in self.parts)
 
     def sha256(self) -> bytes:
@@ -79,7 +78,6 @@ def model_sha256(models: Sequence[FlatModel], workers: int = 0) -> str:
 
 
 def digest_models(models: Sequence[FlatModel], workers: int = 0) -> list[bytes]:
-    """The SHA-256 of each model."""
     return map_in_threads(FlatModel.sha256, models, workers)
 
 
@@ -247,7 +245,6 @@ class FlatModule:
         )
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """Views of `vector` (d numbers), shaped and strided like `leaves`."""
         return [slot.view(vector) for slot in self.parameter_slots]
 
 
@@ -331,10 +328,8 @@ def observe_behaviour(module: nn.Module, inputs: Tensor) -> Behaviour:
     """Calls a module, on the CPU, on two samples and on the first of them, and observes what happens.
 
     A module's code cannot be read for this: `F.dropout` is no layer, and only some buffers are statistics.
-    Its buffers are restored, and it is left in training mode.
-
-    Raises:
-        InputError: it does something that cannot be repeated, or replaces a buffer.
+    Its buffers are restored, and it is left in training mode. One that does something that cannot be
+    repeated, or replaces a buffer, is rejected.
     """
     before = dict(module.named_buffers())
     values = {name: buffer.clone() for name, buffer in before.items()}

@@ -8,8 +8,7 @@ from cfel.learning.compressors import compressor
 from cfel.learning.device import device_update
 from cfel.learning.device_messages import DeviceReport, DeviceState
 from cfel.learning.edge import EdgeRules
-from cfel.learning.local.algorithm import LocalAlgorithm
-from cfel.learning.local.parameters import LocalParameters, TrainingParameters
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
 from cfel.learning.task import Task, initial_model
 from tests.learning.conftest import Make, Spread

@@ -11,9 +11,8 @@ from cfel.errors import InputError
 from cfel.learning.device import device_update
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.edge_rule import EdgeRound
-from cfel.learning.local.algorithm import LocalAlgorithm, LocalRun
+from cfel.learning.local.algorithm import LocalAlgorithm, LocalParameters, LocalRun
 from cfel.learning.local.algorithms import ALGORITHMS, build_algorithm, sgd
-from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.flat import FlatModel
 from cfel.learning.task import Task, initial_model
 from cfel.plugins import ANY_CODE

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cfel.learning.data.dataset import DataSet
     from cfel.learning.task import Task
     from cfel.metric import Metric
-    from cfel.report.pictures import Picture
+    from cfel.report.figures import Picture
     from cfel.runlog.records import RoundRecord
 
 __version__ = "0.1.0"
@@ -70,7 +70,7 @@ _MODULES = {
     "InputError": "errors",
     "Metric": "metric",
     "MissingExtraError": "extras",
-    "Picture": "report.pictures",
+    "Picture": "report.figures",
     "RoundProblem": "control.problem",
     "RoundRecord": "runlog.records",
     "RunResult": "api.results",

@@ -7,16 +7,18 @@ from rich.console import Console
 
 from cfel.calibration import BandwidthServer, Calibration, CalibrationOptions, calibrate
 from cfel.cli import options
-from cfel.cli.options import Commands, add_command, add_json_option, add_set_option, parse_positive
+from cfel.cli.options import add_json_option, add_set_option, parse_positive
 from cfel.cli.output import print_json
 from cfel.deployment.protocol.addresses import join_address, split_address
 from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
 from cfel.system.device_classes import DEVICE_CLASSES, ClassFile, class_file_toml
 
-EXAMPLE = """  cfel calibrate --listen 0.0.0.0:7411              (on another machine)
+EXAMPLES = {
+    "calibrate": """  cfel calibrate --listen 0.0.0.0:7411              (on another machine)
   cfel calibrate experiment.toml --to 10.0.0.1:7411 --out my-board.toml
   cfel calibrate experiment.toml --watts 6.2 --like raspberry-pi-4"""
+}
 
 GIVEN = {
     "watts": ("compute_watts", "W", "while training, from a power meter, instead of counters"),
@@ -25,8 +27,7 @@ GIVEN = {
 }
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def add_calibrate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "experiment", nargs="?", type=Path, metavar="EXPERIMENT.toml", help="whose model to train"
     )

@@ -26,14 +26,15 @@ from cfel.system.device_classes import (
 from cfel.system.public_traces import PublicAvailability, Work, read_public_trace
 from cfel.wording import plural
 
-EXAMPLE = """  cfel devices
+EXAMPLES = {
+    "devices": """  cfel devices
   cfel devices raspberry-pi-5
   cfel devices --import power_profile.xml --name my-phone --to my-phone.toml
   cfel devices --convert state_traces.json --to charging.csv"""
+}
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_devices_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show every figure of this class")
     parser.add_argument(
         "--import",

@@ -6,19 +6,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from cfel.cli.options import Commands, add_command, add_json_option
+from cfel.cli.options import add_json_option
 from cfel.cli.output import print_json
 from cfel.errors import InputError
 from cfel.experiment.key_reference import KeyEntry, list_tables
 
-EXAMPLE = """  cfel keys
+EXAMPLES = {
+    "keys": """  cfel keys
   cfel keys local
   cfel keys local.steps
   cfel keys momentum"""
+}
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def add_keys_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "word", nargs="?", default="", metavar="WORD", help="only keys and tables whose name contains it"
     )

@@ -18,7 +18,8 @@ from cfel.api.plan import HCEF, MEANING, FleetPlan, find_margins, plan_fleet
 from cfel.cli import options, output
 from cfel.wording import format_amount, plural
 
-EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
+EXAMPLES = {
+    "plan": """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
   cfel plan fleet.json --method alternating --json
   cfel plan devices.csv --time-budget 85000 --energy-budget 15000 --rounds 40
   cfel plan devices.csv --time-cap 450 --energy-cap 900 --scheme hcef_plus
@@ -26,6 +27,7 @@ EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-
 Columns of the CSV file: mu (s/step), alpha (J/step), nu (s per full upload),
 power (W) and cluster; optional: id, rho_min, rho_max, theta_min, theta_max,
 battery (J), clock_static and clock_exponent (what a slower clock saves)."""
+}
 
 OptionTexts = Mapping[str, tuple[Callable[[str], float], str]]
 
@@ -62,8 +64,7 @@ SCHEME_OPTIONS: OptionTexts = {
 METHOD_HELP = "of HCEF: joint, with a proven gap (default), or alternating, the paper's Algorithm 3"
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fleet", type=Path, metavar="FLEET", help="table of devices: .csv, .parquet or .json")
     for name, (kind, text) in (*PROBLEM_OPTIONS.items(), *LENGTH_OPTIONS.items()):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")

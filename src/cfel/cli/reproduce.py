@@ -28,14 +28,15 @@ from cfel.reproduce.reproduction import (
 from cfel.reproduce.tables import TextTable
 from cfel.wording import plural
 
-EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --scale smoke
+EXAMPLES = {
+    "reproduce": """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --scale smoke
   cfel reproduce q --dataset femnist --data data/femnist --seeds 0,1
   cfel reproduce rates --dataset cifar10 --data data/cifar10
   cfel reproduce table1 --dataset femnist --data data/femnist --scale full --land results/femnist"""
+}
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("item", choices=ITEMS, help="table or figure; rates selects the learning rates")
     parser.add_argument("--dataset", choices=DATASETS, required=True, help="data set")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of the data set")

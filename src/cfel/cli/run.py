@@ -15,12 +15,13 @@ from cfel.report.summary import describe_overruns, find_overruns
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.wording import format_amount, plural
 
-EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
+EXAMPLES = {
+    "run": """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
+}
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_run_options(parser: argparse.ArgumentParser) -> None:
     options.add_experiment_argument(parser)
     options.add_out_option(parser, "run directory (default runs/NAME)")
     parser.add_argument("--resume", action="store_true", help="resume the run in DIR")

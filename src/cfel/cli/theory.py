@@ -13,10 +13,12 @@ from cfel.control import Bound
 from cfel.plugins import ANY_CODE, CodePolicy, import_from
 from cfel.wording import plural
 
-EXAMPLE = """  cfel theory experiment.toml
+EXAMPLES = {
+    "theory": """  cfel theory experiment.toml
   cfel theory experiment.toml --set scheme.name=cef --set rounds.global=10
   cfel theory experiment.toml --smoothness 4 --initial-gap 2.3 --sigma2 2 --json
   cfel theory runs/first     (uses the plans, σ² and G² of the log)"""
+}
 
 MEANING = {
     "progress": "initial loss, divided by all steps",
@@ -28,8 +30,7 @@ MAX_ROUNDS = 8
 """Number of first and of last rounds to show."""
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_theory_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "experiment",
         type=Path,

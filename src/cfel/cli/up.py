@@ -20,10 +20,9 @@ from rich.text import Text
 
 from cfel.api.progress import defer_interrupt
 from cfel.api.results import load_result
+from cfel.cli.federation import Answers, count_devices
 from cfel.cli.node import add_log_options, choose_log_settings
 from cfel.cli.options import (
-    Commands,
-    add_command,
     add_experiment_argument,
     add_json_option,
     add_out_option,
@@ -32,7 +31,6 @@ from cfel.cli.options import (
 )
 from cfel.cli.output import new_table, use_plain_spaces
 from cfel.cli.run import print_run_result
-from cfel.cli.status import Answers, count_devices
 from cfel.deployment.node import Node, ask_status
 from cfel.errors import DeploymentError
 from cfel.launch.federation import LaunchOptions, launch_federation
@@ -44,16 +42,16 @@ from cfel.runlog import RoundRecord
 from cfel.status import Status
 from cfel.wording import format_amount, plural
 
-EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-up
+EXAMPLES = {
+    "up": """  cfel up examples/tiny.toml --out runs/tiny-up
   cfel up examples/tiny.toml --out runs/tiny-up --resume
   cfel status runs/tiny-up"""
+}
 POLL_SECONDS = 1.0
 NOTICE = "stopping all processes; their state is on disk. Press Ctrl-C again to stop without waiting"
 
 
-def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
-    parser = add_command(commands, name, EXAMPLE)
+def add_up_options(parser: argparse.ArgumentParser) -> None:
     add_experiment_argument(parser)
     add_out_option(parser, "run directory (default runs/NAME-up)")
     parser.add_argument("--resume", action="store_true", help="resume the federation in DIR")

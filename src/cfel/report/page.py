@@ -12,8 +12,8 @@ from typing import Any
 
 from cfel.durable import replace_file
 from cfel.metric import Metric
+from cfel.report.figures import Picture, draw_pictures, write_pictures
 from cfel.report.load import Run, find_baseline, find_target, group_by_row, list_settings, load_runs
-from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import SchemeStyle, assign_styles, css_variable, list_colours
 from cfel.report.summary import describe_overruns, find_interval, read_metric, summarise
 from cfel.report.table import NO_SETTINGS, Settings, build_table

@@ -21,9 +21,8 @@ from cfel.errors import RunDirectoryError
 from cfel.experiment import Experiment
 from cfel.learning.device_messages import Order
 from cfel.metric import ACCURACY
-from cfel.report.figures import read_field
+from cfel.report.figures import FigureSpec, draw_all, draw_pictures, read_field
 from cfel.report.load import Run, load_all, load_runs
-from cfel.report.pictures import FigureSpec, draw_all, draw_pictures
 from cfel.report.summary import summarise, write_summary
 from cfel.reproduce import tables
 from cfel.reproduce.items import (

@@ -12,10 +12,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from cfel.durable import replace_file
-from cfel.report.figures import Value, draw_accuracy
+from cfel.report.figures import Picture, Value, draw_accuracy, write_pictures
 from cfel.report.load import Run, group_by_row
 from cfel.report.page import render_cells, render_document, render_gallery, render_provenance, render_table
-from cfel.report.pictures import Picture, write_pictures
 from cfel.report.style import INK, Drawing, SchemeStyle, assign_styles, new_figure
 from cfel.reproduce.items import PaperValues
 

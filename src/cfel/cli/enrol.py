@@ -1,29 +1,25 @@
-"""`cfel invite`: invites machines to a federation, and serves what they need to join."""
+"""`cfel invite`, `cfel deploy` and `cfel join`: machines become nodes of a federation."""
 
 import argparse
 import asyncio
 import logging
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
+from cfel.api.progress import defer_interrupt
+from cfel.cli import options
 from cfel.cli.certs import parse_lifetime
-from cfel.cli.options import (
-    Commands,
-    add_command,
-    add_json_option,
-    parse_count,
-    parse_names,
-    parse_positive,
-)
 from cfel.cli.output import print_json
 from cfel.deployment.host import RealDisk
 from cfel.deployment.protocol.addresses import join_address
 from cfel.deployment.security.certificates import fingerprint
 from cfel.deployment.security.identity import Identity
-from cfel.deployment.security.invitations import Token, parse_identity
+from cfel.deployment.security.invitations import Token, parse_identity, parse_token
 from cfel.errors import InputError, RunBusyError
 from cfel.launch.enrolment import (
     INVITE_PORT,
@@ -33,24 +29,43 @@ from cfel.launch.enrolment import (
     prepare_operator,
     serve_invitations,
 )
+from cfel.launch.inventory import pack_hosts, read_inventory
+from cfel.launch.logs import start_logging
+from cfel.launch.machine import (
+    NodeSetup,
+    Place,
+    choose_place,
+    join_with_token,
+    set_up,
+    start_services,
+    unpack,
+)
+from cfel.launch.node import read_node, run_node
+from cfel.launch.processes import Processes, choose_exit_code
 from cfel.wording import plural
 
-EXAMPLE = """  cfel invite federation --experiment experiment.toml --edges 10.0.0.1,10.0.0.2,10.0.0.3
+EXAMPLES = {
+    "invite": """  cfel invite federation --experiment experiment.toml --edges 10.0.0.1,10.0.0.2,10.0.0.3
   cfel invite federation device-4
-  cfel invite federation device-20 --edge 1"""
+  cfel invite federation device-20 --edge 1""",
+    "deploy": """  cfel deploy inventory.toml --out federation
+  cfel join gateway-1.tar.gz                          # on that host""",
+    "join": """  cfel join cfel-ldwgTq…
+  cfel join gateway-1.tar.gz --setup-only
+  cfel join cfel-ldwgTq… --set data=my_samples:load --set data_path=samples.npz""",
+}
+_POLL_SECONDS = 0.2
 
 
-def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
-    parser = add_command(commands, name, EXAMPLE)
-    parser.add_argument("directory", type=Path, metavar="DIR", help="where you keep the federation")
+def add_invite_options(parser: argparse.ArgumentParser) -> None:
+    options.add_directory_argument(parser, "where you keep the federation")
     parser.add_argument(
         "nodes", nargs="*", metavar="NODE", help="such as device-4; default: all without certificate or token"
     )
     parser.add_argument("--experiment", type=Path, metavar="FILE", help="the first time: the experiment file")
     parser.add_argument(
         "--edges",
-        type=parse_names,
+        type=options.parse_names,
         default=[],
         metavar="HOST[:PORT],…",
         help="the first time: addresses of all edge servers, in their order (default port 7400)",
@@ -64,7 +79,7 @@ def register(commands: Commands, name: str) -> None:
     )
     parser.add_argument(
         "--edge",
-        type=parse_count,
+        type=options.parse_count,
         metavar="I",
         help="add a device that is not in the experiment, to this edge server",
     )
@@ -78,16 +93,20 @@ def register(commands: Commands, name: str) -> None:
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on, if not --at")
     parser.add_argument(
-        "--expires", type=parse_positive, default=24.0, metavar="HOURS", help="of the tokens (default 24)"
+        "--expires",
+        type=options.parse_positive,
+        default=24.0,
+        metavar="HOURS",
+        help="of the tokens (default 24)",
     )
     parser.add_argument(
         "--hours", type=parse_lifetime, default=720.0, help="lifetime of certificates (default 720)"
     )
-    add_json_option(parser)
-    parser.set_defaults(run=run)
+    options.add_json_option(parser)
+    parser.set_defaults(run=invite)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def invite(arguments: argparse.Namespace) -> int:
     """Prints a token for each node, and serves until all have joined."""
     federation = OperatorDirectory(arguments.directory)
     if arguments.experiment is not None or arguments.edges:
@@ -96,13 +115,13 @@ def run(arguments: argparse.Namespace) -> int:
     at = arguments.at or join_address(find_own_address(addresses[0]), INVITE_PORT)
     at = add_port(at, INVITE_PORT)
     tokens = _invite(federation, arguments, at)
-    errors = Console(stderr=True, highlight=False)
     try:
         with RealDisk().reserve(federation.path / "invitations"):
             _serve(federation, arguments, tokens, arguments.listen or at)
     except RunBusyError:
         _print_tokens(tokens, arguments.json)
-        errors.print("another `cfel invite` serves this directory; it admits these nodes, too")
+        words = "another `cfel invite` serves this directory; it admits these nodes, too"
+        Console(stderr=True, highlight=False).print(words)
     return 0
 
 
@@ -166,3 +185,92 @@ def _serve(
         errors.print(f"{identity} {escape(words)}", soft_wrap=True)
 
     asyncio.run(serve_invitations(federation, listen, arguments.hours, on_join, on_start, on_add))
+
+
+def add_deploy_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "inventory", type=Path, metavar="INVENTORY.toml", help="which host runs which nodes; see the guide"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="where you keep the federation"
+    )
+    parser.set_defaults(run=deploy)
+
+
+def deploy(arguments: argparse.Namespace) -> int:
+    """Writes one archive per host."""
+    for archive in pack_hosts(read_inventory(arguments.inventory), arguments.out):
+        Console(highlight=False).print(escape(str(archive)), soft_wrap=True)
+    return 0
+
+
+def add_join_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="TOKEN|ARCHIVE",
+        help="tokens of `cfel invite`, or an archive of `cfel deploy`",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="set up in DIR/NODE and run in the foreground (default: services in /etc/cfel, as root with "
+        "systemd; else the current folder)",
+    )
+    parser.add_argument("--setup-only", action="store_true", help="start nothing")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key of the node's configuration, such as listen, dashboard, data or data_path (repeatable)",
+    )
+    parser.set_defaults(run=join, choose_exit_code=choose_exit_code)
+
+
+def join(arguments: argparse.Namespace) -> int:
+    """Sets the nodes up and starts them."""
+    errors = Console(stderr=True, highlight=False)
+    changes = dict(_parse_change(each) for each in arguments.set)
+    place = choose_place(arguments.out)
+    setups = [setup for source in arguments.sources for setup in _find_setups(place, source)]
+    configs = [set_up(place, setup, changes) for setup in setups]
+    for config in configs:
+        errors.print(f"{config.stem} is set up in {escape(str(config.parent))}", soft_wrap=True)
+    if arguments.setup_only:
+        return 0
+    if place.is_service:
+        start_services([setup.identity for setup in setups])
+        return 0
+    return _run_here(configs, errors)
+
+
+def _find_setups(place: Place, source: str) -> list[NodeSetup]:
+    if Path(source).is_file():
+        return unpack(Path(source))
+    return [join_with_token(place, parse_token(source))]
+
+
+def _parse_change(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"--set {text}: must be KEY=VALUE")
+    return key.strip(), value.strip()
+
+
+def _run_here(configs: Sequence[Path], errors: Console) -> int:
+    """Runs the nodes until the experiment is over; stopped before that, it exits with 130."""
+    if len(configs) == 1:
+        start_logging(None, read_node(configs[0]).log)
+        if not run_node(configs[0]):
+            raise KeyboardInterrupt
+        return 0
+    with defer_interrupt(errors.print, "stopping all nodes") as interrupted, Processes(configs) as processes:
+        while not processes.are_over:
+            if interrupted():
+                raise KeyboardInterrupt
+            for name in processes.restart_dead():
+                errors.print(f"{name} was rejected; see its log")
+            time.sleep(_POLL_SECONDS)
+    return 0

@@ -1,10 +1,13 @@
-"""`cfel status`: nodes, coordinator, current round and costs of a federation."""
+"""`cfel fleet`, `cfel extend` and `cfel status`: change a running federation, and look at it."""
 
 import argparse
 import asyncio
 import json
+import secrets
+import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +15,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from cfel.api.models import replay_experiment
 from cfel.cli import options, output
-from cfel.deployment.node import ask_status
-from cfel.errors import InputError
+from cfel.deployment.node import Node, ask_for_change, ask_status
+from cfel.errors import InputError, UnreachableError
+from cfel.experiment import experiment_toml
+from cfel.experiment.experiment import load_directory_experiment
 from cfel.launch.node import read_node
+from cfel.membership import FleetChange
+from cfel.plugins import ANY_CODE
+from cfel.runlog import RunDirectory
 from cfel.status import DeviceStatus, Status
 from cfel.wording import format_amount, plural
 
-EXAMPLE = """  cfel status runs/tiny-up
-  cfel status operator-0.toml --json"""
-
+EXAMPLES = {
+    "fleet": """  cfel fleet add device 6 --edge 1 --federation runs/tiny-up
+  cfel fleet remove edge 2
+  cfel fleet replay runs/tiny-up --out replay.toml""",
+    "extend": """  cfel extend --rounds 10 --joules 500 --federation runs/tiny-up""",
+    "status": """  cfel status runs/tiny-up
+  cfel status operator-0.toml --json""",
+}
+_SECONDS = 600.0
 _MOST_LISTED = 8
 ABSENT = ("lost", "quarantined")
 
@@ -29,8 +44,107 @@ Answers = Mapping[int, Status | str]
 """Of each edge server its status, or why it does not answer."""
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_extend_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rounds", type=options.parse_count, default=0, metavar="N", help="more rounds")
+    for amount in ("seconds", "joules"):
+        parser.add_argument(f"--{amount}", type=options.parse_number, default=0.0, help="more budget")
+    _finish(parser, "extend")
+
+
+def add_fleet_options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="changes", metavar="ACTION", required=True)
+    for verb, text, metavar in (
+        ("add", "add devices or an edge server", "device|edge"),
+        ("remove", "remove devices or an edge server", "device|edge"),
+        ("move", "move devices to another edge server", "device"),
+        ("drain", "move all devices of an edge server to others", "edge"),
+    ):
+        kinds = actions.add_parser(verb, help=text).add_subparsers(metavar=metavar, required=True)
+        if "device" in metavar:
+            _add_device(kinds, verb)
+        if "edge" in metavar:
+            _add_edge(kinds, verb)
+    for what, text in (("pause", "stop after the present round"), ("resume", "continue after a pause")):
+        _finish(actions.add_parser(what, help=text), what)
+    replay = actions.add_parser("replay", help="write an experiment file that repeats a federation's run")
+    options.add_directory_argument(replay, "directory of `cfel up` or an edge server")
+    replay.add_argument("--out", type=Path, metavar="FILE", help="the file (default: standard output)")
+    replay.set_defaults(run=write_replay)
+
+
+def _add_device(kinds: Any, verb: str) -> None:  # noqa: ANN401 — of a private type
+    parser = kinds.add_parser("device", help=f"{verb} devices")
+    parser.add_argument("device", type=options.parse_count, nargs="+", metavar="N", help="their numbers")
+    if verb != "remove":
+        parser.add_argument(
+            "--edge", type=options.parse_count, required=True, metavar="I", help="their edge server"
+        )
+    _finish(parser, f"{verb} device")
+
+
+def _add_edge(kinds: Any, verb: str) -> None:  # noqa: ANN401 — likewise
+    parser = kinds.add_parser("edge", help=f"{verb} an edge server")
+    parser.add_argument("edge", type=options.parse_count, metavar="I", help="its number")
+    if verb == "add":
+        parser.add_argument("--address", default="", metavar="HOST:PORT", help="where others reach it")
+    _finish(parser, f"{verb} edge")
+
+
+def _finish(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--federation",
+        type=Path,
+        default=Path("operator-0.toml"),
+        metavar="DIR|NODE.toml",
+        help="directory of `cfel up`, or an operator's configuration (default: operator-0.toml)",
+    )
+    parser.add_argument(
+        "--ticket", default="", metavar="T", help="repeat a command whose error named T: it counts once"
+    )
+    options.add_json_option(parser)
+    parser.set_defaults(run=change, what=what)
+
+
+def change(arguments: argparse.Namespace) -> int:
+    """Asks the coordinator for a change, and waits until it holds."""
+    operator = _read_operator(arguments.federation, "name the federation with --federation")
+    fields = ("device", "edge", "rounds", "seconds", "joules", "address")
+    given = {name: getattr(arguments, name) for name in fields if hasattr(arguments, name)}
+    wanted = FleetChange(1, arguments.what, ticket=arguments.ticket or secrets.token_hex(8), **given)
+    try:
+        first = asyncio.run(ask_for_change(operator, wanted, _SECONDS))
+    except UnreachableError as error:
+        again = f"it may still hold later: try again with `--ticket {wanted.ticket}`, so that it counts once"
+        raise UnreachableError(f"{error}; {again}") from error
+    wanted = replace(wanted, round=first)
+    if arguments.json:
+        output.print_json({"round": first, "what": wanted.what, "change": wanted.describe()})
+    else:
+        sys.stdout.write(f"{wanted.describe()}: holds from round {first} on\n")
+    return 0
+
+
+def _read_operator(where: Path, advice: str) -> Node:
+    """The operator's node of a federation, from its file or the directory of `cfel up`."""
+    path = where / "nodes" / "operator-0.toml" if where.is_dir() else where
+    if not path.exists():
+        raise InputError(f"{path} does not exist: {advice}")
+    return read_node(path).node
+
+
+def write_replay(arguments: argparse.Namespace) -> int:
+    """Writes the experiment of a federation with the changes and losses in its log."""
+    experiment = load_directory_experiment(arguments.directory, code=ANY_CODE)
+    repeated = replay_experiment(RunDirectory.open(arguments.directory), experiment)
+    text = experiment_toml(repeated)
+    if arguments.out is None:
+        sys.stdout.write(text)
+    else:
+        arguments.out.write_text(text, encoding="utf-8")
+    return 0
+
+
+def add_status_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "where",
         type=Path,
@@ -38,22 +152,17 @@ def register(commands: options.Commands, name: str) -> None:
         help="directory of `cfel up`, or the configuration of an operator",
     )
     options.add_json_option(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=show_status)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def show_status(arguments: argparse.Namespace) -> int:
     """Asks every edge server for its status; exit code 1 if the federation cannot make progress."""
-    where: Path = arguments.where
-    path = where / "nodes" / "operator-0.toml" if where.is_dir() else where
-    if not path.exists():
-        raise InputError(
-            f"{path} does not exist: give the directory of `cfel up` or an operator's configuration"
-        )
-    answers = asyncio.run(ask_status(read_node(path).node))
+    advice = "give the directory of `cfel up` or an operator's configuration"
+    answers = asyncio.run(ask_status(_read_operator(arguments.where, advice)))
     if arguments.json:
         output.print_json({"edges": [_build_document(i, answer) for i, answer in sorted(answers.items())]})
     else:
-        _print(answers)
+        print_status(answers)
     # Scripts use the exit code to see whether the federation is running.
     return 1 if find_standstill(answers) else 0
 
@@ -77,7 +186,7 @@ def _build_document(edge: int, answer: Status | str) -> dict[str, Any]:
     return {"edge": edge, "alive": False, "reason": answer}
 
 
-def _print(answers: Answers) -> None:
+def print_status(answers: Answers) -> None:
     console = Console(highlight=False)
     table = _build_table(answers)
     output.unfold_table(console, table)

@@ -20,12 +20,12 @@ from cfel.reproduce.items import (
     plan_runs,
 )
 from cfel.reproduce.reproduction import (
+    TextTable,
     count_rounds_left,
     estimate_seconds,
     measure_pace,
     write_results,
 )
-from cfel.reproduce.tables import TextTable
 from cfel.wording import plural
 
 EXAMPLES = {

@@ -113,15 +113,15 @@ class RunResult:
     def summary(self) -> dict[str, Any]:
         """The result: quality within the budgets, and what the last round had reached and used, realised."""
         last = self.records[-1] if self.records else None
-        fields = {"accuracy": "accuracy", "seconds": "seconds_realised", "joules": "joules_realised"}
-        fields |= {"model_sha256": "model_sha256"}
-        end = {name: None if last is None else getattr(last, field) for name, field in fields.items()}
         return {
             "directory": str(self.path),
             "rounds": len(self.records),
             "quality_within_budgets": find_quality_within_budgets(self.run),
-            **end,
-            "metrics": {} if last is None else dict(last.metrics),
+            "accuracy": last and last.accuracy,
+            "seconds": last and last.seconds_realised,
+            "joules": last and last.joules_realised,
+            "model_sha256": last and last.model_sha256,
+            "metrics": dict(last.metrics) if last else {},
             "over_budget": list_overruns([self.run]).get(str(self.run.seed)),
         }
 

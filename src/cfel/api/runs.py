@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from os import PathLike
 from pathlib import Path
@@ -388,7 +388,7 @@ def run_all(runs: Sequence[PlannedRun], out: Path, options: RunOptions) -> None:
             run_on_cluster(runs, out, options)
             return
         # A notice about the model would come with every run; what concerns one run names it.
-        once = replace(options, notify=_without_repetitions(options.notify))
+        once = replace(options, notify=cache(options.notify))
         for run in runs:
             run_experiment(run.experiment, run.directory, once, run.name)
 
@@ -398,17 +398,6 @@ def check_before_writing(experiment: Experiment, target: float | None = None) ->
     experiment.data.check_target("target", target)
     if experiment.simulation.engine == "ray":
         require_ray()
-
-
-def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]:
-    said: set[str] = set()
-
-    def notify_once(words: str) -> None:
-        if words not in said:
-            said.add(words)
-            notify(words)
-
-    return notify_once
 
 
 def _run_and_summarise(
@@ -506,10 +495,17 @@ def plan_run(experiment: Experiment, row: str, seed: int, out: Path) -> PlannedR
     return PlannedRun(f"{row} (seed {seed})", replace(experiment, seed=seed), directory, row=row)
 
 
+_PORTABLE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-=,")
+
+
+def _make_portable(text: str, allowed: frozenset[str]) -> str:
+    return "".join(letter if letter in allowed else "_" for letter in text)
+
+
 def row_folder(row: str) -> str:
     """The directory name for a row of a comparison, without what is not portable in paths."""
     plain = row.replace(":", ".").removeprefix("<scheme ").replace("<", "").replace(">", "")
-    return "".join(letter if letter in _PORTABLE or letter == "+" else "_" for letter in plain)
+    return _make_portable(plain, _PORTABLE | {"+"})
 
 
 def plan_sweep(
@@ -526,28 +522,19 @@ def plan_sweep(
         chosen = dict(zip(over, combination, strict=True))
         changed = experiment.change(chosen)
         setting = {key: _name_value(changed, key, value) for key, value in chosen.items()}
-        folder = _setting_folder(setting)
+        folder = _make_portable(name_setting(setting), _PORTABLE)
         if folder in folders:
             raise InputError(f"sweep: {setting} and {folders[folder]} would share the folder {folder!r}")
         folders[folder] = setting
+        # As a progress bar has room for it: "learning_rate=0.0346, edge=4".
+        short = ((key.rpartition(".")[2], value) for key, value in setting.items())
+        shown = ", ".join(
+            f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}" for key, value in short
+        )
         for seed in dict.fromkeys(seeds):
-            name, directory = f"{_shorten_setting(setting)} (seed {seed})", out / folder / f"seed-{seed}"
+            name, directory = f"{shown} (seed {seed})", out / folder / f"seed-{seed}"
             runs.append(PlannedRun(name, changed.change({"seed": seed}), directory, setting))
     return runs
-
-
-def _shorten_setting(setting: Mapping[str, Any]) -> str:
-    """A setting as a progress bar has room for it: "learning_rate=0.0346, edge=4"."""
-    shown = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in setting.items()}
-    return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in shown.items())
-
-
-_PORTABLE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-=,")
-
-
-def _setting_folder(setting: Mapping[str, Any]) -> str:
-    """The directory name for a setting, without what is not portable in paths."""
-    return "".join(letter if letter in _PORTABLE else "_" for letter in name_setting(setting))
 
 
 def _name_value(experiment: Experiment, key: str, value: object) -> object:

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -55,10 +54,17 @@ def certify(arguments: argparse.Namespace) -> int:
     revoked = [parse_identity(name) for name in arguments.revoke]
     if renewed or revoked:
         check_authority(directory)
-        _require_issued(directory, [*renewed, *revoked])
+        for identity in (*renewed, *revoked):
+            if not is_issued(directory, identity):
+                raise InputError(f"{identity}: {directory} holds no certificate to renew or revoke")
     else:
         make_authority(directory)
-    wanted = _list_identities(arguments.edges, arguments.devices)
+    wanted = [
+        *(Identity("edge", i) for i in range(arguments.edges)),
+        *(Identity("device", n) for n in range(arguments.devices)),
+        # `cfel status` needs an identity too.
+        *([Identity("operator", 0)] if arguments.edges else []),
+    ]
     missing = [identity for identity in wanted if not is_issued(directory, identity)]
     # Revoke first: a node named in both options loses its old certificate, not the new one.
     for identity in revoked:
@@ -72,21 +78,6 @@ def certify(arguments: argparse.Namespace) -> int:
         soft_wrap=True,
     )
     return 0
-
-
-def _list_identities(edges: int, devices: int) -> list[Identity]:
-    return [
-        *(Identity("edge", i) for i in range(edges)),
-        *(Identity("device", n) for n in range(devices)),
-        # `cfel status` needs an identity too.
-        *([Identity("operator", 0)] if edges else []),
-    ]
-
-
-def _require_issued(directory: Path, identities: Sequence[Identity]) -> None:
-    for identity in identities:
-        if not is_issued(directory, identity):
-            raise InputError(f"{identity}: {directory} holds no certificate to renew or revoke")
 
 
 def parse_lifetime(text: str) -> float:

@@ -32,8 +32,6 @@ from cfel.launch.enrolment import (
 from cfel.launch.inventory import pack_hosts, read_inventory
 from cfel.launch.logs import start_logging
 from cfel.launch.machine import (
-    NodeSetup,
-    Place,
     choose_place,
     join_with_token,
     set_up,
@@ -234,7 +232,13 @@ def join(arguments: argparse.Namespace) -> int:
     errors = Console(stderr=True, highlight=False)
     changes = dict(_parse_change(each) for each in arguments.set)
     place = choose_place(arguments.out)
-    setups = [setup for source in arguments.sources for setup in _find_setups(place, source)]
+    setups = [
+        setup
+        for source in arguments.sources
+        for setup in (
+            unpack(Path(source)) if Path(source).is_file() else [join_with_token(place, parse_token(source))]
+        )
+    ]
     configs = [set_up(place, setup, changes) for setup in setups]
     for config in configs:
         errors.print(f"{config.stem} is set up in {escape(str(config.parent))}", soft_wrap=True)
@@ -244,12 +248,6 @@ def join(arguments: argparse.Namespace) -> int:
         start_services([setup.identity for setup in setups])
         return 0
     return _run_here(configs, errors)
-
-
-def _find_setups(place: Place, source: str) -> list[NodeSetup]:
-    if Path(source).is_file():
-        return unpack(Path(source))
-    return [join_with_token(place, parse_token(source))]
 
 
 def _parse_change(text: str) -> tuple[str, str]:

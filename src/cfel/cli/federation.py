@@ -160,7 +160,13 @@ def show_status(arguments: argparse.Namespace) -> int:
     advice = "give the directory of `cfel up` or an operator's configuration"
     answers = asyncio.run(ask_status(_read_operator(arguments.where, advice)))
     if arguments.json:
-        output.print_json({"edges": [_build_document(i, answer) for i, answer in sorted(answers.items())]})
+        edges = [
+            {"edge": edge, "alive": True, **json.loads(answer.to_json())}
+            if isinstance(answer, Status)
+            else {"edge": edge, "alive": False, "reason": answer}
+            for edge, answer in sorted(answers.items())
+        ]
+        output.print_json({"edges": edges})
     else:
         print_status(answers)
     # Scripts use the exit code to see whether the federation is running.
@@ -178,12 +184,6 @@ def find_standstill(answers: Answers) -> str:
         return f"no majority: only {len(alive)} of {plural(len(answers), 'edge server')} answered"
     # One that can work is enough: it knows a coordinator, which needs a majority.
     return "" if any(not answer.unready for answer in alive) else alive[0].unready
-
-
-def _build_document(edge: int, answer: Status | str) -> dict[str, Any]:
-    if isinstance(answer, Status):
-        return {"edge": edge, "alive": True, **json.loads(answer.to_json())}
-    return {"edge": edge, "alive": False, "reason": answer}
 
 
 def print_status(answers: Answers) -> None:

@@ -36,34 +36,29 @@ def run(arguments: argparse.Namespace) -> int:
     if not found:
         raise InputError(f"no key contains {arguments.word!r}; `cfel keys` lists all of them")
     if arguments.json:
-        rows = [(_join(table, each), when, each) for table, when, entries in found for each in entries]
-        print_json(
-            [
-                {
-                    "key": key,
-                    "when": when,
-                    "values": _plain(each.values),
-                    "default": _plain(each.default),
-                    "meaning": each.meaning,
-                }
-                for key, when, each in rows
-            ]
-        )
+        rows = [
+            {
+                "key": _join(table, each),
+                "when": when,
+                "values": _plain(each.values),
+                "default": _plain(each.default),
+                "meaning": each.meaning,
+            }
+            for table, when, entries in found
+            for each in entries
+        ]
+        print_json(rows)
         return 0
     console = Console(highlight=False)
     for table, when, entries in found:
         title = f"[bold]{escape(f'[{table}]')}[/]  " if table else ""
         console.print(f"{title}{when}")
         for each in entries:
-            _print_entry(console, each)
+            line = f"  {each.key} = {escape(_plain(each.default))}  [dim]{escape(_plain(each.values))}[/]"
+            console.print(line, soft_wrap=True)
+            console.print(Padding(escape(each.meaning), (0, 0, 0, 6)))
         console.print()
     return 0
-
-
-def _print_entry(console: Console, entry: KeyEntry) -> None:
-    line = f"  {entry.key} = {escape(_plain(entry.default))}  [dim]{escape(_plain(entry.values))}[/]"
-    console.print(line, soft_wrap=True)
-    console.print(Padding(escape(entry.meaning), (0, 0, 0, 6)))
 
 
 def _plain(text: str) -> str:

@@ -101,7 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(plan.to_document())
     else:
-        _print(Console(highlight=False), plan, arguments.rows)
+        console = Console(highlight=False)
+        _print_clusters(console, plan, arguments.rows)
+        _print_devices(console, plan, arguments.rows)
+        _print_verdict(console, plan)
     return 0
 
 
@@ -116,12 +119,6 @@ def parse_option(text: str) -> dict[str, Any]:
         return {key.strip(): value.strip()}
 
 
-def _print(console: Console, plan: FleetPlan, rows: int) -> None:
-    _print_clusters(console, plan, rows)
-    _print_devices(console, plan, rows)
-    _print_verdict(console, plan)
-
-
 def _print_clusters(console: Console, plan: FleetPlan, rows: int) -> None:
     named, problem, solution = plan.named, plan.named.problem, plan.solution
     columns = ("cluster", "devices", "cap s", "time s", "slowest", "mean ρ", "mean θ", "energy J")
@@ -133,7 +130,7 @@ def _print_clusters(console: Console, plan: FleetPlan, rows: int) -> None:
         table.add_row(
             escape(named.cluster_names[number]),
             f"{len(members):,}",
-            _format_cap(solution.time_cap[number]),
+            format_amount(cap, 1) if np.isfinite(cap := solution.time_cap[number]) else "none",
             format_amount(solution.device_seconds[slowest], 1),
             escape(named.device_names[slowest]),
             f"{solution.rho[members].mean():.3f}",
@@ -242,7 +239,3 @@ def _describe_proof(plan: FleetPlan) -> str:
     # Schemes that choose time and energy themselves prove nothing about other choices.
     rivals = "its plans for the time and energy it chose"
     return f"the objective of {plan.scheme} is {gap} above the least of {rivals}"
-
-
-def _format_cap(seconds: float) -> str:
-    return format_amount(seconds, 1) if np.isfinite(seconds) else "none"

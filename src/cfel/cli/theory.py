@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
@@ -9,7 +10,6 @@ from rich.markup import escape
 
 from cfel.api.theorem import Assumptions, TheoremReport, report_theorem
 from cfel.cli import options, output
-from cfel.control import Bound
 from cfel.plugins import ANY_CODE, CodePolicy, import_from
 from cfel.wording import plural
 
@@ -60,13 +60,7 @@ def add_theory_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Makes a dry run of the experiment, or reads the run, and prints the bound."""
-    assumed = Assumptions(
-        smoothness=arguments.smoothness,
-        initial_gap=arguments.initial_gap,
-        sigma2=arguments.sigma2,
-        g2=arguments.g2,
-        learning_rate=arguments.learning_rate,
-    )
+    assumed = Assumptions(**{each.name: getattr(arguments, each.name) for each in fields(Assumptions)})
     report = report_theorem(arguments.experiment, arguments.set, assumed, _select_code_policy(arguments))
     if arguments.json:
         output.print_json(report.to_dict())
@@ -108,9 +102,8 @@ def _print(console: Console, report: TheoremReport) -> None:
         f"F(u⁰) − F_inf = {landscape.initial_gap:.4g}, σ² = {landscape.sigma2:.4g}, G² = {landscape.g2:.4g}"
         + (" (means over the rounds)" if report.rounds else "")
     )
-    console.print(
-        f"step size: the backhaul allows η ≤ {bound.topology_limit:.3g}, {_describe_plan_limit(bound)}"
-    )
+    plans = f"η ≤ {bound.plan_limit:.3g}" if bound.plan_limit > 0 else "none (some θ ≤ 1/2)"
+    console.print(f"step size: the backhaul allows η ≤ {bound.topology_limit:.3g}, the plans allow {plans}")
     if report.rounds:
         console.print(_describe_violations(report))
     elif bound.holds:
@@ -158,9 +151,3 @@ def _describe_violations(report: TheoremReport) -> str:
         f"[yellow]the step-size condition is violated in {broken} of {plural(total, 'round')}[/]: by the "
         f"plans in {by_plans}, and the backhaul {backhaul}. The bound is not proven for this run"
     )
-
-
-def _describe_plan_limit(bound: Bound) -> str:
-    if bound.plan_limit <= 0:
-        return "the plans allow none (some θ ≤ 1/2)"
-    return f"the plans allow η ≤ {bound.plan_limit:.3g}"

@@ -62,11 +62,6 @@ def add_up_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run, engine=None)
 
 
-def _dashboard_address(out: Path) -> str:
-    """Address of the dashboard of edge server 0."""
-    return f"http://{read_node(out / 'nodes' / 'edge-0.toml').dashboard}/"
-
-
 def _resume_command(arguments: argparse.Namespace, out: Path) -> str:
     """The command that resumes this federation. It repeats --set, as the experiment must be the same."""
     changes = [part for change in arguments.set for part in ("--set", change)]
@@ -84,9 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
     with view, defer_interrupt(view.print_line, NOTICE) as interrupted:
 
         def on_start(_: Processes) -> None:
-            view.print_line(
-                f"starting {plural(experiment.fleet.devices, 'device')}; dashboard: {_dashboard_address(out)}"
-            )
+            devices = plural(experiment.fleet.devices, "device")
+            address = read_node(out / "nodes" / "edge-0.toml").dashboard
+            view.print_line(f"starting {devices}; dashboard: http://{address}/")
             view.watch(read_node(out / "nodes" / "operator-0.toml").node)
 
         options = LaunchOptions(
@@ -160,7 +155,7 @@ class FederationView:
             self.print_line(self.format_line())
 
     def update(self, answers: Answers) -> None:
-        """Records the answers of the edge servers, and prints every new problem."""
+        """Records what edge servers answered, and prints every new problem."""
         self._answers = answers
         self._known |= {edge: answer for edge, answer in answers.items() if isinstance(answer, Status)}
         for edge, answer in sorted(answers.items()):
@@ -180,9 +175,11 @@ class FederationView:
         if newest is not None:
             # No phase here: edge servers are polled once a second, so it would often be outdated.
             parts.append(f"coordinator {newest.coordinator or 'none'} (term {newest.term})")
-            parts.append(f"{self._count_all_devices()} devices")
-            if silent := sum(self._is_silent(edge) for edge in self._answers):
-                parts.append(f"{plural(silent, 'edge server')} not answering")
+            silent = {edge for edge in self._answers if self._is_silent(edge)}
+            heard = {edge: self._known[edge] for edge in self._known if edge not in silent}
+            parts.append(f"{count_devices(heard)} devices")
+            if silent:
+                parts.append(f"{plural(len(silent), 'edge server')} not answering")
         if self._last is not None:
             if self._last.accuracy is not None:
                 metric = ACCURACY if newest is None else newest.metric
@@ -198,9 +195,6 @@ class FederationView:
         """Whether an edge server does not answer although it has not finished."""
         finished = edge in self._known and self._known[edge].phase == "finished"
         return isinstance(self._answers[edge], str) and not finished
-
-    def _count_all_devices(self) -> str:
-        return count_devices({edge: self._known[edge] for edge in self._known if not self._is_silent(edge)})
 
     def estimate_seconds_left(self) -> float | None:
         """Seconds until the last round at the current pace; None before the first round."""

@@ -54,8 +54,10 @@ def list_families(status: Status) -> list[Family]:
 def _list_progress(status: Status) -> Metrics:
     last = status.history[-1] if status.history else None
     evaluated = next((point for point in reversed(status.history) if point.accuracy is not None), None)
+    labels = {"node": status.node, "experiment": status.name, "scheme": status.scheme}
+    labels |= {"source": status.source, "version": status.version}
     return [
-        ("cfel_info", "What runs here; always 1.", [(_identify(status), 1)]),
+        ("cfel_info", "What runs here; always 1.", [(labels, 1)]),
         ("cfel_round", "Global round started last.", status.round),
         ("cfel_rounds", "Global rounds of the experiment.", status.rounds),
         ("cfel_rounds_finished", "Last finished global round.", last.round if last else None),
@@ -138,11 +140,6 @@ def _list_node(status: Status) -> Metrics:
     ]
 
 
-def _identify(status: Status) -> dict[str, str]:
-    known = {"node": status.node, "experiment": status.name, "scheme": status.scheme, "source": status.source}
-    return known | {"version": status.version}
-
-
 def _describe_metric(status: Status) -> dict[str, str]:
     return {"metric": status.metric.name, "unit": status.metric.unit}
 
@@ -161,12 +158,9 @@ def _list_device_accuracy(status: Status) -> list[Sample]:
 def _count_rejections(status: Status) -> list[Sample]:
     counts: Counter[str] = Counter()
     for reason, number in status.rejected:
-        counts[_find_kind(reason)] += number
+        kinds = (kind for kind, parts in _KINDS if any(part in reason for part in parts))
+        counts[next(kinds, "invalid message")] += number
     return [({"reason": kind}, number) for kind, number in sorted(counts.items())]
-
-
-def _find_kind(reason: str) -> str:
-    return next((kind for kind, parts in _KINDS if any(part in reason for part in parts)), "invalid message")
 
 
 def _list_edges(status: Status) -> list[Sample]:

@@ -145,7 +145,12 @@ def load_runs(path: Path) -> tuple[Run, ...]:
         raise RunDirectoryError(f"{path} holds no run, and neither do the directories below it")
     rows = read_rows(path)
     if not rows and len({(run.scheme, run.seed) for run in found}) < len(found):
-        rows = {run.directory.path: _name_folder(path, run.directory.path) for run in found}
+        places = [run.directory.path for run in found]
+        # As `hcef_plus-priced` of `hcef_plus-priced/seed-0`.
+        folders = (place.parent if place.name.startswith("seed-") else place for place in places)
+        rows = {
+            place: folder.relative_to(path).as_posix() for place, folder in zip(places, folders, strict=True)
+        }
     runs: dict[tuple[str, int], Run] = {}
     for loaded in found:
         run = replace(loaded, scheme=rows.get(loaded.directory.path, loaded.scheme))
@@ -156,12 +161,6 @@ def load_runs(path: Path) -> tuple[Run, ...]:
             raise RunDirectoryError(f"two runs of {run.scheme} with seed {run.seed}: {both}")
     order = list(dict.fromkeys(rows.values()))
     return tuple(runs[key] for key in sorted(runs, key=partial(_sort_key, order)))
-
-
-def _name_folder(path: Path, run: Path) -> str:
-    """The folder of a run, as in `hcef_plus-priced` of `hcef_plus-priced/seed-0`."""
-    folder = run.parent if run.name.startswith("seed-") else run
-    return folder.relative_to(path).as_posix()
 
 
 def read_rows(path: Path) -> dict[Path, str]:

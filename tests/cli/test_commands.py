@@ -10,21 +10,8 @@ from pathlib import Path
 import pytest
 
 from cfel import __version__
+from cfel.cli.dispatch import COMMANDS
 from tests.cli.conftest import Run, Write
-
-COMMANDS = (
-    "demo",
-    "plan",
-    "theory",
-    "run",
-    "compare",
-    "watch",
-    "report",
-    "devices",
-    "calibrate",
-    "export",
-    "predict",
-)
 
 
 def script() -> Path:

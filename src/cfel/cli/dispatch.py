@@ -34,7 +34,7 @@ COMMANDS = {
     "invite": ("enrol", "invite machines to a federation, and serve what they need to join"),
     "join": ("enrol", "make this machine a node of a federation, with a token or an archive"),
     "deploy": ("enrol", "write one archive per host for a federation that is set up in advance"),
-    "certs": ("enrol", "create, renew or revoke the certificates of a federation"),
+    "certs": ("certs", "create, renew or revoke the certificates of a federation"),
     "fleet": (
         "federation",
         "add, remove or move devices and edge servers of a running federation; pause it; repeat its run",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cfel.cli import node as node_command
 from cfel.cli import federation
+from cfel.cli import node as node_command
 from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import is_revoked
 from cfel.deployment.security.identity import Identity

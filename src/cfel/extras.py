@@ -67,12 +67,13 @@ def explain_missing_extra() -> Iterator[None]:
 
 
 def import_on_use(
-    package: str, modules: Mapping[str, str]
+    package: str, names: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Makes the `__getattr__` and the `__dir__` of a package whose names are imported on first use.
 
-    `modules` names, for each name, the module below the package that defines it.
+    `names` lists them by the module below the package that defines them.
     """
+    modules = {name: module for module, defined in names.items() for name in defined}
 
     def find(name: str) -> object:
         if name not in modules:

@@ -128,11 +128,11 @@ def watch(arguments: argparse.Namespace) -> int:
 
 
 async def _serve_dashboard(watcher: "RunWatcher", arguments: argparse.Namespace) -> None:
-    from cfel.dashboard import dashboard_app, serve
+    from cfel.dashboard import Dashboard, serve
 
     # Not an option, as other users of the machine can see command lines.
     token = os.environ.get(TOKEN_VARIABLE) or None
-    app = dashboard_app(watcher.snapshot, watcher.changes(arguments.every), token, arguments.name)
+    app = Dashboard(watcher.snapshot, watcher.changes(arguments.every), token, arguments.name)
     tls = {"certificate": arguments.certificate, "key": arguments.key}
     async with serve(app, arguments.host, arguments.port, **tls) as address:
         console = Console(highlight=False)

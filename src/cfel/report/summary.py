@@ -418,9 +418,8 @@ def geometric_mean(ratios: Sequence[float | None]) -> float | None:
 
 def geometric_interval(ratios: Sequence[float | None]) -> tuple[float, float] | None:
     """Ends of the 95 % interval of the geometric mean; None for one ratio or a missing one."""
-    logarithms = [_log(ratio) for ratio in ratios]
-    mean, half = _mean(logarithms), confidence_half_width(logarithms)
-    return None if mean is None or half is None else (math.exp(mean - half), math.exp(mean + half))
+    ends = find_interval([_log(ratio) for ratio in ratios])
+    return None if ends is None else (math.exp(ends[0]), math.exp(ends[1]))
 
 
 def find_interval(values: Sequence[float | None]) -> tuple[float, float] | None:

@@ -7,12 +7,12 @@ from rich.console import Console
 
 from cfel.calibration import BandwidthServer, Calibration, CalibrationOptions, calibrate
 from cfel.cli import options
+from cfel.cli.devices import print_figure, write_class
 from cfel.cli.options import add_json_option, add_set_option, parse_positive
 from cfel.cli.output import print_json
 from cfel.deployment.protocol.addresses import join_address, split_address
-from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
-from cfel.system.device_classes import DEVICE_CLASSES, ClassFile, class_file_toml
+from cfel.system.device_classes import DEVICE_CLASSES
 
 EXAMPLES = {
     "calibrate": """  cfel calibrate --listen 0.0.0.0:7411              (on another machine)
@@ -48,12 +48,12 @@ def add_calibrate_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run, engine=None)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Measures, prints what was found and what was not, and writes the class."""
     console = Console(highlight=False)
     if arguments.listen is not None:
         _listen(console, arguments.listen)
-        return 0
+        return
     if arguments.experiment is None:
         raise InputError("EXPERIMENT.toml: is needed, unless --listen is given")
     found = calibrate(options.load_from_arguments(arguments), _read_options(arguments))
@@ -62,11 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(console, found)
     if arguments.out is not None:
-        content = ClassFile((found.build_class(),), {})
-        replace_file(arguments.out, class_file_toml(content).encode())
-        if not arguments.json:
-            console.print(f"\nwritten to {arguments.out}; use it with class_files = […]", markup=False)
-    return 0
+        write_class(found.build_class(), arguments.out, None if arguments.json else console)
 
 
 def _read_options(arguments: argparse.Namespace) -> CalibrationOptions:
@@ -99,8 +95,7 @@ def _listen(console: Console, address: str) -> None:
 def _print(console: Console, found: Calibration) -> None:
     console.print(f"{found.seconds_per_step:.4g} s per local step ({found.steps.steps} measured)\n")
     for figure, value in found.figures.items():
-        console.print(f"{figure} = {value:g}", markup=False)
-        console.print(f"  {found.how[figure]}", markup=False, style="dim", soft_wrap=True)
+        print_figure(console, figure, value, found.how[figure])
     for figure, reason in found.missing.items():
         console.print(f"not measured: {figure}: {reason}", markup=False, soft_wrap=True)
     with_flops = f"flops_per_sample = {found.flops_per_sample:.6g} and batch = {found.batch}"

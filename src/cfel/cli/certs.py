@@ -47,7 +47,7 @@ def add_certs_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=certify)
 
 
-def certify(arguments: argparse.Namespace) -> int:
+def certify(arguments: argparse.Namespace) -> None:
     """Creates the authority and missing certificates, renews and revokes; keeps everything else."""
     directory: Path = arguments.out
     renewed = [parse_identity(name) for name in arguments.renew]
@@ -77,7 +77,6 @@ def certify(arguments: argparse.Namespace) -> int:
         f"{escape(str(directory))}: {plural(issued, 'certificate')} issued{already}, {len(revoked)} revoked",
         soft_wrap=True,
     )
-    return 0
 
 
 def parse_lifetime(text: str) -> float:

@@ -71,7 +71,7 @@ def add_compare_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=compare)
 
 
-def compare(arguments: argparse.Namespace) -> int:
+def compare(arguments: argparse.Namespace) -> None:
     if arguments.format:
         check_formats(arguments.format, FORMATS)
     experiment = options.load_from_arguments(arguments)
@@ -84,7 +84,7 @@ def compare(arguments: argparse.Namespace) -> int:
         if name in rows:
             raise InputError(f"--variant: two rows are called {name!r}")
         rows[name] = variant
-    return _compare_rows(rows, arguments)
+    _compare_rows(rows, arguments)
 
 
 def parse_variant(text: str, experiment: Experiment) -> tuple[str, Experiment]:
@@ -106,7 +106,7 @@ def parse_variant(text: str, experiment: Experiment) -> tuple[str, Experiment]:
     return name.strip(), experiment.change(changes) if changes else experiment
 
 
-def _compare_rows(rows: Mapping[str, Experiment], arguments: argparse.Namespace) -> int:
+def _compare_rows(rows: Mapping[str, Experiment], arguments: argparse.Namespace) -> None:
     comparison = runs.compare(
         rows,
         seeds=arguments.seeds or None,
@@ -122,7 +122,7 @@ def _compare_rows(rows: Mapping[str, Experiment], arguments: argparse.Namespace)
         files.append(f"{comparison.path / 'figures'}: {plural(len(drawn), 'PDF file')}")
     if arguments.json:
         output.print_json(comparison.summary)
-        return 0
+        return
     console = Console(highlight=False)
     _print_main_table(console, comparison.main_table, comparison.describe_overruns())
     target, found = comparison.target, comparison.summary["schemes"]
@@ -131,8 +131,7 @@ def _compare_rows(rows: Mapping[str, Experiment], arguments: argparse.Namespace)
         console.print(f"nothing reached {aim} with every seed: try a lower --target or more rounds")
     output.print_report_path(console, comparison.path)
     for file in files:
-        console.print(file, soft_wrap=True, markup=False)
-    return 0
+        output.print_line(file)
 
 
 def _print_main_table(console: Console, table: MainTable, overruns: Sequence[str]) -> None:
@@ -158,14 +157,14 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=demonstrate, seeds=None, target=None, baseline=None, format=[])
 
 
-def demonstrate(arguments: argparse.Namespace) -> int:
+def demonstrate(arguments: argparse.Namespace) -> None:
     """Compares HCEF with its baselines on the digits data set of scikit-learn."""
     import_from()
     experiment = options.replace_engine(preset_experiment("demo", arguments.set, ANY_CODE), arguments.engine)
     if arguments.resume and arguments.out is None:
         raise InputError("--resume: needs --out, the directory of the demo to resume")
     arguments.out = arguments.out or _find_free_directory("cfel-demo")
-    return _compare_rows(runs.list_rows(experiment, options.parse_names(SCHEMES)), arguments)
+    _compare_rows(runs.list_rows(experiment, options.parse_names(SCHEMES)), arguments)
 
 
 def _find_free_directory(name: str) -> Path:
@@ -176,13 +175,8 @@ def _find_free_directory(name: str) -> Path:
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     options.add_experiment_argument(parser)
-    parser.add_argument(
-        "--over",
-        action="append",
-        required=True,
-        metavar="A.B=X,Y,…",
-        help="a key of the experiment and its values; repeated, every combination is run",
-    )
+    text = "a key of the experiment and its values; repeated, every combination is run"
+    parser.add_argument("--over", action="append", required=True, metavar="A.B=X,Y,…", help=text)
     options.add_seeds_option(parser, "seeds of each combination (default: the experiment's)")
     options.add_target_option(parser)
     options.add_out_option(
@@ -192,7 +186,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=sweep)
 
 
-def sweep(arguments: argparse.Namespace) -> int:
+def sweep(arguments: argparse.Namespace) -> None:
     over = dict(map(_parse_values, arguments.over))
     experiment = options.load_from_arguments(arguments)
     found = cfel.sweep(
@@ -205,13 +199,12 @@ def sweep(arguments: argparse.Namespace) -> int:
     )
     if arguments.json:
         output.print_json(found.summary)
-        return 0
+        return
     console = Console(highlight=False)
     _print_main_table(console, found.main_table, found.describe_overruns())
     if best := _find_best(found):
         console.print(output.use_plain_spaces(best), soft_wrap=True)
     output.print_report_path(console, found.path)
-    return 0
 
 
 def _parse_values(text: str) -> tuple[str, list[Any]]:
@@ -237,13 +230,8 @@ def _find_best(found: cfel.Sweep) -> str:
 
 def add_tune_options(parser: argparse.ArgumentParser) -> None:
     options.add_experiment_argument(parser)
-    parser.add_argument(
-        "--over",
-        action="append",
-        required=True,
-        metavar="A.B=RANGE",
-        help="a key and its range, LOW..HIGH or LOW..HIGH:log, or its values, X,Y,…; repeatable",
-    )
+    text = "a key and its range, LOW..HIGH or LOW..HIGH:log, or its values, X,Y,…; repeatable"
+    parser.add_argument("--over", action="append", required=True, metavar="A.B=RANGE", help=text)
     parser.add_argument(
         "--trials",
         type=options.parse_positive_integer,
@@ -260,7 +248,7 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=tune)
 
 
-def tune(arguments: argparse.Namespace) -> int:
+def tune(arguments: argparse.Namespace) -> None:
     over = dict(_parse_range(text) for text in arguments.over)
     experiment = options.load_from_arguments(arguments)
     tuning = cfel.tune(
@@ -274,9 +262,8 @@ def tune(arguments: argparse.Namespace) -> int:
     if arguments.json:
         trials = [{"values": each.values, "held_out_quality": each.score} for each in tuning.trials]
         output.print_json({"best": tuning.best, "seeds": tuning.seeds, "trials": trials})
-        return 0
+        return
     _print_tuning(Console(highlight=False), tuning, arguments)
-    return 0
 
 
 def _parse_range(text: str) -> tuple[str, str | list[Any]]:

@@ -79,15 +79,15 @@ def add_devices_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Lists the library, shows one class, or imports one."""
     console = Console(highlight=False)
     if arguments.profile is not None:
         _import_profile(console, arguments)
-        return 0
+        return
     if arguments.convert is not None:
         _convert_trace(console, arguments)
-        return 0
+        return
     library = read_library()
     if arguments.name is not None:
         _show(console, _find(library, arguments.name), library, arguments.json)
@@ -95,7 +95,6 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_json([_to_document(each) for each in library.classes])
     else:
         _list(console, library)
-    return 0
 
 
 def _find(library: ClassFile, name: str) -> DescribedClass:
@@ -135,10 +134,22 @@ def _show(console: Console, described: DescribedClass, library: ClassFile, as_js
         return
     console.print(f"[bold]{escape(described.device.name)}[/]  {escape(described.device.source)}\n")
     for figure in FIGURES:
-        console.print(f"{figure} = {getattr(described.device, figure):g}", markup=False)
-        console.print(f"  {described.how.get(figure, 'default')}", markup=False, style="dim", soft_wrap=True)
+        print_figure(console, figure, getattr(described.device, figure), described.how.get(figure, "default"))
     for key, text in cited.items():
         console.print(f"\n[{key}] {text}", markup=False, soft_wrap=True)
+
+
+def print_figure(console: Console, figure: str, value: float, how: str) -> None:
+    console.print(f"{figure} = {value:g}", markup=False)
+    console.print(f"  {how}", markup=False, style="dim", soft_wrap=True)
+
+
+def write_class(described: DescribedClass, to: Path | None, console: Console | None) -> None:
+    """Writes a class to a file, if one was named, and says so."""
+    if to is not None:
+        replace_file(to, class_file_toml(ClassFile((described,), {})).encode())
+        if console is not None:
+            console.print(f"\nwritten to {to}; use it with class_files = […]", markup=False)
 
 
 def _import_profile(console: Console, arguments: argparse.Namespace) -> None:
@@ -152,12 +163,8 @@ def _import_profile(console: Console, arguments: argparse.Namespace) -> None:
     )
     title = f"{arguments.new_name}, from {arguments.profile.name}"
     found = derive_class(read_power_profile(arguments.profile), arguments.new_name, title, wanted)
-    content = ClassFile((found,), {})
-    if arguments.to is not None:
-        replace_file(arguments.to, class_file_toml(content).encode())
-    _show(console, found, content, arguments.json)
-    if arguments.to is not None and not arguments.json:
-        console.print(f"\nwritten to {arguments.to}; use it with class_files = […]", markup=False)
+    _show(console, found, ClassFile((found,), {}), arguments.json)
+    write_class(found, arguments.to, None if arguments.json else console)
 
 
 def _convert_trace(console: Console, arguments: argparse.Namespace) -> None:

@@ -64,7 +64,8 @@ def run_command(arguments: Sequence[str]) -> int:
             with warnings.catch_warnings():
                 # Commands print what was broken in their own words.
                 warnings.simplefilter("ignore", BudgetWarning)
-                code = int(parsed.run(parsed))
+                # Of most commands None: they succeed or raise.
+                code: int = parsed.run(parsed) or 0
         sys.stdout.flush()
     except CfelError as error:
         errors.print(f"{_choose_word(error)} {escape(_make_printable(error))}", soft_wrap=True)

@@ -104,7 +104,7 @@ def add_invite_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=invite)
 
 
-def invite(arguments: argparse.Namespace) -> int:
+def invite(arguments: argparse.Namespace) -> None:
     """Prints a token for each node, and serves until all have joined."""
     federation = OperatorDirectory(arguments.directory)
     if arguments.experiment is not None or arguments.edges:
@@ -120,7 +120,6 @@ def invite(arguments: argparse.Namespace) -> int:
         _print_tokens(tokens, arguments.json)
         words = "another `cfel invite` serves this directory; it admits these nodes, too"
         Console(stderr=True, highlight=False).print(words)
-    return 0
 
 
 def _prepare(arguments: argparse.Namespace) -> OperatorDirectory:
@@ -195,11 +194,10 @@ def add_deploy_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=deploy)
 
 
-def deploy(arguments: argparse.Namespace) -> int:
+def deploy(arguments: argparse.Namespace) -> None:
     """Writes one archive per host."""
     for archive in pack_hosts(read_inventory(arguments.inventory), arguments.out):
         Console(highlight=False).print(escape(str(archive)), soft_wrap=True)
-    return 0
 
 
 def add_join_options(parser: argparse.ArgumentParser) -> None:
@@ -227,7 +225,7 @@ def add_join_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=join, choose_exit_code=choose_exit_code)
 
 
-def join(arguments: argparse.Namespace) -> int:
+def join(arguments: argparse.Namespace) -> None:
     """Sets the nodes up and starts them."""
     errors = Console(stderr=True, highlight=False)
     changes = dict(_parse_change(each) for each in arguments.set)
@@ -243,11 +241,11 @@ def join(arguments: argparse.Namespace) -> int:
     for config in configs:
         errors.print(f"{config.stem} is set up in {escape(str(config.parent))}", soft_wrap=True)
     if arguments.setup_only:
-        return 0
+        return
     if place.is_service:
         start_services([setup.identity for setup in setups])
-        return 0
-    return _run_here(configs, errors)
+        return
+    _run_here(configs, errors)
 
 
 def _parse_change(text: str) -> tuple[str, str]:
@@ -257,13 +255,13 @@ def _parse_change(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
-def _run_here(configs: Sequence[Path], errors: Console) -> int:
+def _run_here(configs: Sequence[Path], errors: Console) -> None:
     """Runs the nodes until the experiment is over; stopped before that, it exits with 130."""
     if len(configs) == 1:
         start_logging(None, read_node(configs[0]).log)
         if not run_node(configs[0]):
             raise KeyboardInterrupt
-        return 0
+        return
     with defer_interrupt(errors.print, "stopping all nodes") as interrupted, Processes(configs) as processes:
         while not processes.are_over:
             if interrupted():
@@ -271,4 +269,3 @@ def _run_here(configs: Sequence[Path], errors: Console) -> int:
             for name in processes.restart_dead():
                 errors.print(f"{name} was rejected; see its log")
             time.sleep(_POLL_SECONDS)
-    return 0

@@ -105,7 +105,7 @@ def _finish(parser: argparse.ArgumentParser, what: str) -> None:
     parser.set_defaults(run=change, what=what)
 
 
-def change(arguments: argparse.Namespace) -> int:
+def change(arguments: argparse.Namespace) -> None:
     """Asks the coordinator for a change, and waits until it holds."""
     operator = _read_operator(arguments.federation, "name the federation with --federation")
     fields = ("device", "edge", "rounds", "seconds", "joules", "address")
@@ -121,7 +121,6 @@ def change(arguments: argparse.Namespace) -> int:
         output.print_json({"round": first, "what": wanted.what, "change": wanted.describe()})
     else:
         sys.stdout.write(f"{wanted.describe()}: holds from round {first} on\n")
-    return 0
 
 
 def _read_operator(where: Path, advice: str) -> Node:
@@ -132,7 +131,7 @@ def _read_operator(where: Path, advice: str) -> Node:
     return read_node(path).node
 
 
-def write_replay(arguments: argparse.Namespace) -> int:
+def write_replay(arguments: argparse.Namespace) -> None:
     """Writes the experiment of a federation with the changes and losses in its log."""
     experiment = load_directory_experiment(arguments.directory, code=ANY_CODE)
     repeated = replay_experiment(RunDirectory.open(arguments.directory), experiment)
@@ -141,7 +140,6 @@ def write_replay(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
     else:
         arguments.out.write_text(text, encoding="utf-8")
-    return 0
 
 
 def add_status_options(parser: argparse.ArgumentParser) -> None:

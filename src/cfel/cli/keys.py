@@ -27,7 +27,7 @@ def add_keys_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     found = [
         (table, when, chosen)
         for table, when, entries in list_tables()
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             for each in entries
         ]
         print_json(rows)
-        return 0
+        return
     console = Console(highlight=False)
     for table, when, entries in found:
         title = f"[bold]{escape(f'[{table}]')}[/]  " if table else ""
@@ -58,7 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(line, soft_wrap=True)
             console.print(Padding(escape(each.meaning), (0, 0, 0, 6)))
         console.print()
-    return 0
 
 
 def _plain(text: str) -> str:

@@ -5,10 +5,7 @@ import logging
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
-from cfel.cli import options
-from cfel.cli.output import print_json
+from cfel.cli import options, output
 from cfel.deployment.host import RealDisk
 from cfel.deployment.publishing import PublishedModels
 from cfel.errors import CfelError, InputError
@@ -100,7 +97,7 @@ def add_rollback_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=roll_back)
 
 
-def roll_back(arguments: argparse.Namespace) -> int:
+def roll_back(arguments: argparse.Namespace) -> None:
     """Changes the model in use and prints which one it is, per node."""
     nodes = {place: PublishedModels(RealDisk(), place) for place in _find_nodes(arguments.directory)}
     if not arguments.list:
@@ -110,12 +107,10 @@ def roll_back(arguments: argparse.Namespace) -> int:
         for place, each in nodes.items():
             each.use(chosen[place])
     if arguments.json:
-        print_json({str(place): _describe(each) for place, each in nodes.items()})
-        return 0
-    console = Console(highlight=False)
-    for place, each in nodes.items():
-        console.print(f"{place}: {_describe_in_words(each)}", markup=False, soft_wrap=True)
-    return 0
+        output.print_json({str(place): _describe(each) for place, each in nodes.items()})
+    else:
+        for place, each in nodes.items():
+            output.print_line(f"{place}: {_describe_in_words(each)}")
 
 
 def _find_nodes(directory: Path) -> list[Path]:

@@ -92,7 +92,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     if arguments.scheme_options is not None:
         arguments.scheme_options = dict(ChainMap(*reversed(arguments.scheme_options)))
     plan = plan_fleet(arguments.fleet, vars(arguments), lambda name: f"--{name.replace('_', '-')}")
@@ -105,7 +105,6 @@ def run(arguments: argparse.Namespace) -> int:
         _print_clusters(console, plan, arguments.rows)
         _print_devices(console, plan, arguments.rows)
         _print_verdict(console, plan)
-    return 0
 
 
 def parse_option(text: str) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Executes the missing runs and prints the comparison with the paper."""
     request = _build_request(arguments)
     shared = "table1" if request.item == "accuracy" else request.item  # the same runs, shown differently
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     landed = [] if arguments.land is None else land_study(out, arguments.land)
     if arguments.json:
         output.print_json(document)
-        return 0
+        return
     console = Console(highlight=False)
     for table in shown:
         _print_text_table(console, table)
@@ -93,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
     if landed:
         files = plural(len(landed), "file")
         console.print(f"landed in {files}: {escape(str(arguments.land))}", soft_wrap=True)
-    return 0
 
 
 def _build_request(arguments: argparse.Namespace) -> ReproductionRequest:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from cfel.errors import InputError
 from cfel.wording import format_amount, plural
 
 if TYPE_CHECKING:
-    from cfel.api.models import Prediction
     from cfel.dashboard import RunWatcher
 
 EXAMPLES = {
@@ -67,7 +67,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=report)
 
 
-def report(arguments: argparse.Namespace) -> int:
+def report(arguments: argparse.Namespace) -> None:
     from cfel.report.figures import export_results
     from cfel.report.page import write_report
     from cfel.tracking import write_events
@@ -88,10 +88,9 @@ def report(arguments: argparse.Namespace) -> int:
         document = {"report": str(page), "tensorboard": [str(path) for path in events]}
     if arguments.json:
         output.print_json(document)
-        return 0
-    for path in paths:
-        Console(highlight=False).print(str(path), soft_wrap=True, markup=False)
-    return 0
+    else:
+        for path in paths:
+            output.print_line(str(path))
 
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
@@ -117,14 +116,11 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=watch)
 
 
-def watch(arguments: argparse.Namespace) -> int:
+def watch(arguments: argparse.Namespace) -> None:
     from cfel.dashboard import RunWatcher
 
-    try:
+    with suppress(KeyboardInterrupt):
         asyncio.run(_serve_dashboard(RunWatcher(arguments.directory), arguments))
-    except KeyboardInterrupt:
-        return 0
-    return 0
 
 
 async def _serve_dashboard(watcher: "RunWatcher", arguments: argparse.Namespace) -> None:
@@ -156,7 +152,7 @@ def add_recount_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=recount)
 
 
-def recount(arguments: argparse.Namespace) -> int:
+def recount(arguments: argparse.Namespace) -> None:
     """Writes the new run directory and prints its totals."""
     from cfel.api import recount as api
 
@@ -165,14 +161,9 @@ def recount(arguments: argparse.Namespace) -> int:
     last = records[-1]
     if arguments.json:
         output.print_json({"rounds": len(records), "seconds": last.seconds, "joules": last.joules})
-        return 0
-    Console(highlight=False).print(
-        f"{arguments.out}: {plural(len(records), 'round')} recounted, "
-        f"{format_amount(last.seconds)} s and {format_amount(last.joules)} J in all",
-        soft_wrap=True,
-        markup=False,
-    )
-    return 0
+    else:
+        costs = f"{format_amount(last.seconds)} s and {format_amount(last.joules)} J in all"
+        output.print_line(f"{arguments.out}: {plural(len(records), 'round')} recounted, {costs}")
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
@@ -202,7 +193,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=export)
 
 
-def export(arguments: argparse.Namespace) -> int:
+def export(arguments: argparse.Namespace) -> None:
     """Writes the trained model of a run to a file, and prints which one it is."""
     from cfel.api.models import export_model
 
@@ -211,10 +202,8 @@ def export(arguments: argparse.Namespace) -> int:
     if arguments.json:
         whose = {"edge": arguments.edge, "device": arguments.device}
         output.print_json({"file": str(arguments.to), "round": found.round, **whose})
-        return 0
-    words = f"{arguments.to}: {found.whose} after global round {found.round}"
-    Console(highlight=False).print(words, soft_wrap=True, markup=False)
-    return 0
+    else:
+        output.print_line(f"{arguments.to}: {found.whose} after global round {found.round}")
 
 
 def add_predict_options(parser: argparse.ArgumentParser) -> None:
@@ -236,7 +225,7 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=predict)
 
 
-def predict(arguments: argparse.Namespace) -> int:
+def predict(arguments: argparse.Namespace) -> None:
     import numpy as np
 
     from cfel.api import models
@@ -248,22 +237,14 @@ def predict(arguments: argparse.Namespace) -> int:
         content = BytesIO()
         np.save(content, found.outputs)
         replace_file(arguments.to, content.getvalue())
-    samples = _list_samples(found)
+    samples: list[dict[str, Any]] = [{"outputs": each} for each in found.outputs.tolist()]
+    lines = [str(each["outputs"]) for each in samples]
+    if found.labels is not None and found.shares is not None:
+        columns = list(zip(found.labels.tolist(), found.shares.tolist(), strict=True))
+        samples = [{"label": label, "probability": share} for label, share in columns]
+        lines = [f"{label} ({100 * share:.1f} %)" for label, share in columns]
     if arguments.json:
         output.print_json({"samples": samples})
-        return 0
-    for number, each in enumerate(samples):
-        words = (
-            f"{each['label']} ({100 * each['probability']:.1f} %)"
-            if "label" in each
-            else f"{each['outputs']}"
-        )
-        Console(highlight=False).print(f"{number}: {words}", markup=False, soft_wrap=True)
-    return 0
-
-
-def _list_samples(found: "Prediction") -> list[dict[str, Any]]:
-    if found.labels is None or found.shares is None:
-        return [{"outputs": each} for each in found.outputs.tolist()]
-    columns = zip(found.labels.tolist(), found.shares.tolist(), strict=True)
-    return [{"label": label, "probability": share} for label, share in columns]
+    else:
+        for number, line in enumerate(lines):
+            output.print_line(f"{number}: {line}")

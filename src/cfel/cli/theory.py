@@ -58,7 +58,7 @@ def add_theory_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Makes a dry run of the experiment, or reads the run, and prints the bound."""
     assumed = Assumptions(**{each.name: getattr(arguments, each.name) for each in fields(Assumptions)})
     report = report_theorem(arguments.experiment, arguments.set, assumed, _select_code_policy(arguments))
@@ -66,7 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_json(report.to_dict())
     else:
         _print(Console(highlight=False), report)
-    return 0
 
 
 def _select_code_policy(arguments: argparse.Namespace) -> CodePolicy:

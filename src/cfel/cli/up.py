@@ -71,7 +71,7 @@ def _resume_command(arguments: argparse.Namespace, out: Path) -> str:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Runs the federation and prints the result."""
     experiment = load_from_arguments(arguments)
     out: Path = arguments.out or Path("runs") / f"{experiment.name}-up"
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             view.print_line(f"all processes stopped; to resume: {_resume_command(arguments, out)}")
             raise
-    return print_run_result(arguments, load_result(out, experiment))
+    print_run_result(arguments, load_result(out, experiment))
 
 
 class FederationView:

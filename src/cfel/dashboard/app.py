@@ -298,21 +298,21 @@ class SnapshotFeed:
         self._version = 0
         self._encoded: tuple[int, bytes] = (-1, b"")
         self._changed = asyncio.Event()
-        self._readers: dict[EventStream, str] = {}
+        self.readers: dict[EventStream, str] = {}
         self.closed = False
 
     def add_reader(self, stream: "EventStream", client: str) -> None:
         """Registers a stream, at the limit in place of another."""
-        if len(self._readers) >= MOST_READERS:
-            ((most, _),) = Counter(self._readers.values()).most_common(1)
-            oldest = next(each for each, owner in self._readers.items() if owner == most)
-            del self._readers[oldest]
+        if len(self.readers) >= MOST_READERS:
+            ((most, _),) = Counter(self.readers.values()).most_common(1)
+            oldest = next(each for each, owner in self.readers.items() if owner == most)
+            del self.readers[oldest]
             oldest.disconnect()
-        self._readers[stream] = client
+        self.readers[stream] = client
 
     def remove_reader(self, stream: "EventStream") -> None:
         """Forgets a stream; may be called twice."""
-        self._readers.pop(stream, None)
+        self.readers.pop(stream, None)
 
     async def run(self) -> None:
         """Wakes readers at every change, until cancelled or no more come; a failure ends every stream."""

@@ -42,7 +42,7 @@ COMMANDS = {
     "extend": ("federation", "give a running federation more rounds or a larger budget"),
     "status": ("federation", "show the nodes, the coordinator and the costs of a federation"),
     "devices": ("devices", "list device classes, import one from a phone, or convert traces"),
-    "calibrate": ("calibrate", "measure this machine and write it as a device class"),
+    "calibrate": ("devices", "measure this machine and write it as a device class"),
     "export": ("results", "write the trained model of a run to a file"),
     "predict": ("results", "run a trained model on a file of samples"),
     "rollback": ("node", "use an earlier model of those that a node has published"),

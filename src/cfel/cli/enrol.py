@@ -107,8 +107,11 @@ def add_invite_options(parser: argparse.ArgumentParser) -> None:
 def invite(arguments: argparse.Namespace) -> None:
     """Prints a token for each node, and serves until all have joined."""
     federation = OperatorDirectory(arguments.directory)
-    if arguments.experiment is not None or arguments.edges:
-        federation = _prepare(arguments)
+    if (arguments.experiment is None) != (not arguments.edges):
+        raise InputError("--experiment and --edges go together")
+    if arguments.edges:
+        edges = [add_port(each) for each in arguments.edges]
+        federation = prepare_operator(arguments.directory, arguments.experiment, edges, arguments.file)
     addresses = federation.read_operator().node.addresses
     at = arguments.at or join_address(find_own_address(addresses[0]), INVITE_PORT)
     at = add_port(at, INVITE_PORT)
@@ -120,13 +123,6 @@ def invite(arguments: argparse.Namespace) -> None:
         _print_tokens(tokens, arguments.json)
         words = "another `cfel invite` serves this directory; it admits these nodes, too"
         Console(stderr=True, highlight=False).print(words)
-
-
-def _prepare(arguments: argparse.Namespace) -> OperatorDirectory:
-    if arguments.experiment is None or not arguments.edges:
-        raise InputError("--experiment and --edges go together")
-    edges = [add_port(each) for each in arguments.edges]
-    return prepare_operator(arguments.directory, arguments.experiment, edges, arguments.file)
 
 
 def _invite(federation: OperatorDirectory, arguments: argparse.Namespace, at: str) -> dict[Identity, Token]:

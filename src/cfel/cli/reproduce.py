@@ -20,7 +20,6 @@ from cfel.reproduce.items import (
     plan_runs,
 )
 from cfel.reproduce.reproduction import (
-    TextTable,
     count_rounds_left,
     estimate_seconds,
     measure_pace,
@@ -83,7 +82,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     console = Console(highlight=False)
     for table in shown:
-        _print_text_table(console, table)
+        grid = output.new_table(*table.headings)
+        for row in table.rows:
+            grid.add_row(*map(escape, row))
+        output.print_table(console, escape(table.title), grid)
     if note := document["paper"]["note"]:
         console.print(f"[dim]{escape(note)}[/]")
     output.print_report_path(console, out)
@@ -138,10 +140,3 @@ def _format_duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _print_text_table(console: Console, table: TextTable) -> None:
-    grid = output.new_table(*table.headings)
-    for row in table.rows:
-        grid.add_row(*(escape(cell) for cell in row))
-    output.print_table(console, escape(table.title), grid)

@@ -119,8 +119,9 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
 def watch(arguments: argparse.Namespace) -> None:
     from cfel.dashboard import RunWatcher
 
+    watcher = RunWatcher(arguments.directory)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_serve_dashboard(RunWatcher(arguments.directory), arguments))
+        asyncio.run(_serve_dashboard(watcher, arguments))
 
 
 async def _serve_dashboard(watcher: "RunWatcher", arguments: argparse.Namespace) -> None:

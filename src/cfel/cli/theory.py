@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from cfel.api.theorem import Assumptions, TheoremReport, report_theorem
 from cfel.cli import options, output
-from cfel.plugins import ANY_CODE, CodePolicy, import_from
+from cfel.plugins import ANY_CODE, import_from
 from cfel.wording import plural
 
 EXAMPLES = {
@@ -61,19 +61,17 @@ def add_theory_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Makes a dry run of the experiment, or reads the run, and prints the bound."""
     assumed = Assumptions(**{each.name: getattr(arguments, each.name) for each in fields(Assumptions)})
-    report = report_theorem(arguments.experiment, arguments.set, assumed, _select_code_policy(arguments))
+    # An experiment file belongs to the user, and so does the code beside it; a directory need not.
+    code = ANY_CODE
+    if arguments.experiment.is_dir():
+        code = options.select_code_policy(arguments, arguments.experiment)
+    else:
+        import_from(arguments.experiment.parent)
+    report = report_theorem(arguments.experiment, arguments.set, assumed, code)
     if arguments.json:
         output.print_json(report.to_dict())
     else:
         _print(Console(highlight=False), report)
-
-
-def _select_code_policy(arguments: argparse.Namespace) -> CodePolicy:
-    """An experiment file belongs to the user, and so does the code beside it; a directory need not."""
-    if arguments.experiment.is_dir():
-        return options.select_code_policy(arguments, arguments.experiment)
-    import_from(arguments.experiment.parent)
-    return ANY_CODE
 
 
 def _print(console: Console, report: TheoremReport) -> None:

@@ -64,11 +64,9 @@ def add_up_options(parser: argparse.ArgumentParser) -> None:
 
 def _resume_command(arguments: argparse.Namespace, out: Path) -> str:
     """The command that resumes this federation. It repeats --set, as the experiment must be the same."""
-    changes = [part for change in arguments.set for part in ("--set", change)]
-    json = ["--json"] if arguments.json else []
-    return shlex.join(
-        ["cfel", "up", str(arguments.experiment), "--out", str(out), *changes, *json, "--resume"]
-    )
+    words = ["cfel", "up", str(arguments.experiment), "--out", str(out)]
+    words += [part for change in arguments.set for part in ("--set", change)]
+    return shlex.join([*words, *(["--json"] if arguments.json else []), "--resume"])
 
 
 def run(arguments: argparse.Namespace) -> None:

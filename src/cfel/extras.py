@@ -13,32 +13,22 @@ from types import MappingProxyType
 
 from cfel.errors import InputError
 
+_PACKAGES = {
+    "learn": ("torch", "safetensors", "pyarrow", "sklearn", "PIL", "msgspec"),
+    "deploy": ("grpc", "cryptography", "starlette", "uvicorn"),
+    "report": ("matplotlib",),
+    "ray": ("ray",),
+    "hf": ("datasets",),
+    "flower": ("flwr",),
+    "onnx": ("onnx", "onnxscript"),
+    "tune": ("optuna",),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+}
 EXTRAS: Mapping[str, str] = MappingProxyType(
-    {
-        "torch": "learn",
-        "safetensors": "learn",
-        "pyarrow": "learn",
-        "sklearn": "learn",
-        "PIL": "learn",
-        "msgspec": "learn",
-        "grpc": "deploy",
-        "cryptography": "deploy",
-        "starlette": "deploy",
-        "uvicorn": "deploy",
-        "matplotlib": "report",
-        "ray": "ray",
-        "datasets": "hf",
-        "flwr": "flower",
-        "onnx": "onnx",
-        "onnxscript": "onnx",
-        "optuna": "tune",
-        "tensorboard": "tensorboard",
-        "mlflow": "mlflow",
-        "sqlalchemy": "mlflow",
-        "alembic": "mlflow",
-        "wandb": "wandb",
-        "trackio": "trackio",
-    }
+    {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 )
 """The extra that brings each package, by the name it is imported as."""
 

@@ -1,13 +1,12 @@
 """`cfel certs`: the private certificate authority of a federation and its certificates."""
 
 import argparse
-import math
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.options import parse_count
+from cfel.cli.options import parse_count, parse_value
 from cfel.deployment.security.certificates import (
     AUTHORITY_DAYS,
     check_authority,
@@ -81,11 +80,6 @@ def certify(arguments: argparse.Namespace) -> None:
 
 def parse_lifetime(text: str) -> float:
     """A number of hours, at most the lifetime of the authority."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 24 * AUTHORITY_DAYS:
-        most = f"{24 * AUTHORITY_DAYS} ({AUTHORITY_DAYS} days, the lifetime of the authority)"
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of hours > 0 and ≤ {most}")
-    return value
+    most = 24 * AUTHORITY_DAYS
+    words = f"a number of hours > 0 and ≤ {most} ({AUTHORITY_DAYS} days, the lifetime of the authority)"
+    return parse_value(text, float, lambda hours: 0 < hours <= most, words)

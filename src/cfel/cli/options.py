@@ -2,9 +2,10 @@
 
 import argparse
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,6 +13,8 @@ from rich.markup import escape
 if TYPE_CHECKING:
     from cfel.experiment import Experiment
     from cfel.plugins import CodePolicy
+
+_Number = TypeVar("_Number", int, float)
 
 ENGINE_HELP = (
     "threads: one device per core; processes: the same bits, in worker processes; batched: many small models "
@@ -158,51 +161,35 @@ def replace_engine(experiment: "Experiment", engine: str | None) -> "Experiment"
     return replace(experiment, simulation=replace(experiment.simulation, engine=engine))
 
 
-def parse_number(text: str) -> float:
-    """A number, or `inf` for no limit; NaN is an error."""
+def parse_value(text: str, kind: type[_Number], is_allowed: Callable[[_Number], bool], words: str) -> _Number:
+    """A number that is allowed; `words` say which are."""
     try:
-        value = float(text)
+        value: _Number | None = kind(text)
     except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number, or inf for no limit")
+        value = None
+    if value is None or not is_allowed(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be {words}")
     return value
+
+
+def parse_number(text: str) -> float:
+    return parse_value(text, float, lambda value: not math.isnan(value), "a number, or inf for no limit")
 
 
 def parse_positive(text: str) -> float:
-    """A number > 0, or `inf` for no limit."""
-    value = parse_number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number > 0, or inf for no limit")
-    return value
+    return parse_value(text, float, lambda value: value > 0, "a number > 0, or inf for no limit")
 
 
 def parse_share(text: str) -> float:
-    """A number in (0, 1]."""
-    value = parse_number(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number > 0 and ≤ 1")
-    return value
+    return parse_value(text, float, lambda value: 0 < value <= 1, "a number > 0 and ≤ 1")
 
 
 def parse_positive_integer(text: str) -> int:
-    """A whole number ≥ 1."""
-    return _parse_integer(text, 1)
+    return parse_value(text, int, lambda value: value >= 1, "a whole number ≥ 1")
 
 
 def parse_count(text: str) -> int:
-    """A whole number ≥ 0."""
-    return _parse_integer(text, 0)
-
-
-def _parse_integer(text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number ≥ {least}")
-    return value
+    return parse_value(text, int, lambda value: value >= 0, "a whole number ≥ 0")
 
 
 def parse_names(text: str) -> list[str]:

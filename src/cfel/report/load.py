@@ -119,10 +119,14 @@ def _build_run(
 ) -> Run:
     with translate_parse_errors(path / "experiment.toml"):
         experiment = parse_toml(experiment_toml)
+        name = validation.check_text("name", experiment.get("name", path.name))
+        scheme = _read_table(experiment, "scheme")
+        scheme["name"] = validation.check_text("scheme.name", scheme.get("name", "scheme"))
     return Run(
         directory=RunDirectory(path),
-        name=_read_text(path, "name", experiment.get("name", path.name)),
-        scheme=_read_scheme(path, _read_table(experiment, "scheme")),
+        name=name,
+        # Runs of the same scheme with other variants are others.
+        scheme=name_variants(scheme),
         seed=_read_seed(path, experiment.get("seed", 0)),
         target=_read_target(_read_table(experiment, "rounds").get("target")),
         records=records,
@@ -277,16 +281,6 @@ def _read_target(value: object) -> float | None:
 def _read_table(experiment: dict[str, Any], name: str) -> dict[str, Any]:
     table = experiment.get(name, {})
     return table if isinstance(table, dict) else {}
-
-
-def _read_text(path: Path, field: str, value: object) -> str:
-    with translate_parse_errors(path / "experiment.toml"):
-        return validation.check_text(field, value)
-
-
-def _read_scheme(path: Path, table: Mapping[str, Any]) -> str:
-    """The name of the scheme and of its variants: runs of the same scheme with other variants are others."""
-    return name_variants({**table, "name": _read_text(path, "scheme.name", table.get("name", "scheme"))})
 
 
 def _read_seed(path: Path, seed: object) -> int:

@@ -602,41 +602,34 @@ def run_on_cluster(runs: Sequence[PlannedRun], folder: Path, options: RunOptions
     # Before any of them is followed: trackers would take what is in a directory for part of its run.
     for run in wanted:
         reject_unusable(run.directory, run.text, run.resume)
-    with _RoundReporter(runs, options) as reporter:
+    planned = {run.name: run for run in runs}
+    done: dict[str, int] = {}
+    follow: dict[str, Callable[[RoundRecord], None]] = {}
+    with ExitStack() as followed:
+
+        def report_new_rounds(run: ClusterRun) -> None:
+            """Reports what was added to the log of a run on another machine since the last call."""
+            one = planned[run.name]
+            if not holds_run(one.directory):
+                return
+            if run.name not in follow:
+                report = options.follow(one.experiment, one.directory, run.name)
+                follow[run.name] = followed.enter_context(report)
+            records = RunDirectory.open(one.directory).records()
+            for record in records[done.get(run.name, 0) :]:
+                follow[run.name](record)
+            # A directory that is being rewritten may briefly show fewer records than before.
+            done[run.name] = max(done.get(run.name, 0), len(records))
+
         cluster_runs = ClusterRuns(
             function,
             folder.absolute(),
-            on_poll=lambda run: reporter.report(run.name),
+            on_poll=report_new_rounds,
             interrupted=options.interrupted,
             notify=options.notify,
         )
         if not cluster_runs.execute(wanted):
             raise KeyboardInterrupt
-
-
-class _RoundReporter(ExitStack):
-    """Reports runs on other machines by reading their logs: to `on_round` and to the trackers."""
-
-    def __init__(self, runs: Sequence[PlannedRun], options: RunOptions) -> None:
-        super().__init__()
-        self._runs = {run.name: run for run in runs}
-        self._options = options
-        self._reported: dict[str, int] = {}
-        self._report: dict[str, Callable[[RoundRecord], None]] = {}
-
-    def report(self, name: str) -> None:
-        """Reports the rounds that were added to a run's log since the last call."""
-        run = self._runs[name]
-        if not holds_run(run.directory):
-            return
-        if name not in self._report:
-            followed = self._options.follow(run.experiment, run.directory, name)
-            self._report[name] = self.enter_context(followed)
-        records = RunDirectory.open(run.directory).records()
-        for record in records[self._reported.get(name, 0) :]:
-            self._report[name](record)
-        # A directory that is being rewritten may briefly show fewer records than before.
-        self._reported[name] = max(self._reported.get(name, 0), len(records))
 
 
 def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command: tuple[str, ...]) -> bool:

@@ -6,6 +6,7 @@ directory; a comparison and a sweep also get a summary and a report of all their
 
 import json
 import math
+import re
 import sys
 import time
 import tomllib
@@ -495,17 +496,10 @@ def plan_run(experiment: Experiment, row: str, seed: int, out: Path) -> PlannedR
     return PlannedRun(f"{row} (seed {seed})", replace(experiment, seed=seed), directory, row=row)
 
 
-_PORTABLE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-=,")
-
-
-def _make_portable(text: str, allowed: frozenset[str]) -> str:
-    return "".join(letter if letter in allowed else "_" for letter in text)
-
-
 def row_folder(row: str) -> str:
     """The directory name for a row of a comparison, without what is not portable in paths."""
     plain = row.replace(":", ".").removeprefix("<scheme ").replace("<", "").replace(">", "")
-    return _make_portable(plain, _PORTABLE | {"+"})
+    return re.sub(r"[^A-Za-z0-9._=,+-]", "_", plain)
 
 
 def plan_sweep(
@@ -522,7 +516,8 @@ def plan_sweep(
         chosen = dict(zip(over, combination, strict=True))
         changed = experiment.change(chosen)
         setting = {key: _name_value(changed, key, value) for key, value in chosen.items()}
-        folder = _make_portable(name_setting(setting), _PORTABLE)
+        # Without what is not portable in paths.
+        folder = re.sub(r"[^A-Za-z0-9._=,-]", "_", name_setting(setting))
         if folder in folders:
             raise InputError(f"sweep: {setting} and {folders[folder]} would share the folder {folder!r}")
         folders[folder] = setting

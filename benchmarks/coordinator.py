@@ -34,9 +34,8 @@ from cfel.deployment.protocol.messages import Message, encode
 from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment, digest_shared_parts, experiment_toml, parse_experiment
-from cfel.launch.federation import LaunchOptions, prepare_nodes
+from cfel.launch.federation import LaunchOptions, Processes, prepare_nodes
 from cfel.launch.node import read_node
-from cfel.launch.processes import Processes
 from cfel.learning.data.dataset import DataSet
 from cfel.learning.torch_state import prepare_process, prepare_thread
 from cfel.plugins import ANY_CODE

@@ -30,8 +30,7 @@ from cfel.deployment.edge.storage import EdgeDisk
 from cfel.deployment.host import RealDisk
 from cfel.deployment.payloads import model_size
 from cfel.experiment import Experiment
-from cfel.launch.federation import LaunchOptions, launch_federation
-from cfel.launch.processes import Processes
+from cfel.launch.federation import LaunchOptions, Processes, launch_federation
 from cfel.world import World
 
 MAX_OVERHEAD = 1.15

@@ -36,9 +36,8 @@ from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DeploymentError
 from cfel.experiment import Experiment, experiment_toml
-from cfel.launch.federation import LaunchOptions, prepare_nodes
+from cfel.launch.federation import LaunchOptions, Processes, prepare_nodes
 from cfel.launch.node import read_node, write_node
-from cfel.launch.processes import Processes
 from cfel.rounds.run_directory import describe_run
 from cfel.runlog import RoundRecord
 from cfel.runlog.directory import read_plan

@@ -20,9 +20,8 @@ from cfel.learning.models.builders import model_builder
 from cfel.learning.task import DeviceData, Task, initial_model
 from cfel.seeding import make_generator
 from cfel.simulation.parameters import SimulationParameters, choose_engine
-from cfel.system.availability import Availability
 from cfel.system.backhaul import TopologyParameters, build_backhaul
-from cfel.system.fleet import FleetParameters, build_fleet
+from cfel.system.fleet import Availability, FleetParameters, build_fleet
 from cfel.world import Evaluations, World
 
 SEED = 0

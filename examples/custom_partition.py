@@ -12,11 +12,11 @@ import numpy as np
 
 from cfel.arrays import IntArray
 from cfel.learning.data import DataSet
-from cfel.learning.data.partition import PartitionParameters
+from cfel.learning.data.partition import DataParameters
 
 
 def by_ink(
-    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
+    data: DataSet, cluster: IntArray, parameters: DataParameters, draw: np.random.Generator
 ) -> list[IntArray]:
     """Gives light digits to the first devices and dark ones to the last; a large `beta` blurs the order."""
     ink = data.train_inputs.flatten(1).double().mean(1).numpy()

@@ -15,8 +15,8 @@ import pytest
 
 from cfel.experiment.experiment import SECTIONS
 from cfel.experiment.sections import CONDITIONS, keys_of
-from cfel.system.availability import Availability
 from cfel.system.device_classes import DeviceClass
+from cfel.system.fleet import Availability
 from tests.support.scripts import load_script
 
 ROOT = Path(__file__).parents[1]

@@ -71,7 +71,7 @@ class Names(_Lines):
 
 
 class Constants(_Lines):
-    """`{constants} cfel.launch.processes`."""
+    """`{constants} cfel.launch.node`."""
 
     def lines(self) -> list[str]:
         """A table of values and meanings."""

@@ -12,10 +12,23 @@ import pickle
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
+from types import MappingProxyType, NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypedDict,
+    TypeVar,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -119,6 +132,57 @@ def check_whole(field: str, value: object, *, least: int, most: int | None = Non
         allowed = describe_range(least=least, most=most, integral=True)
         raise InputError(f"{field} = {show(value)}: must be {allowed}")
     return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """`Limits` in the type of a field, as in `Annotated[float, Range(above=0)]`."""
+
+    above: float | None = None
+    least: float | None = None
+    most: float | None = None
+    below: float | None = None
+    finite: bool = True
+
+
+def check_fields(place: str, parameters: Any) -> None:  # noqa: ANN401 — a dataclass
+    """Checks those fields of a dataclass whose types are numbers, texts, switches, or lists of these.
+
+    Of any other type, and of what must fit together, the dataclass itself says what is allowed.
+    """
+    hints = _read_hints(parameters.__class__)
+    for entry in fields(parameters):
+        field = f"{place}.{entry.metadata.get('key', entry.name)}"
+        _check_type(field, getattr(parameters, entry.name), hints[entry.name])
+
+
+@cache
+def _read_hints(kind: Any) -> dict[str, Any]:  # noqa: ANN401 — a class
+    return get_type_hints(kind, include_extras=True)
+
+
+def _check_type(field: str, value: Any, hint: Any) -> None:  # noqa: ANN401 — any value and type
+    if get_origin(hint) in (Union, UnionType):
+        first, *others = get_args(hint)
+        if others != [NoneType] or value is None:
+            return
+        hint = first
+    limits = Range()
+    if get_origin(hint) is Annotated:
+        hint, limits = get_args(hint)
+    if hint is float:
+        check_number(field, value, **asdict(limits))
+    elif hint is int and limits.least is not None:
+        check_whole(field, value, least=int(limits.least), most=limits.most)  # type: ignore[arg-type]
+    elif hint is str:
+        check_text(field, value)
+    elif hint is bool:
+        check_switch(field, value)
+    elif get_origin(hint) is Literal:
+        check_name(field, value, get_args(hint))
+    elif get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
+        for number, each in enumerate(check_list(field, value)):
+            _check_type(f"{field}[{number}]", each, get_args(hint)[0])
 
 
 def check_interval(field: str, value: object, *, above: float) -> tuple[float, float]:

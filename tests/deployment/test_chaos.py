@@ -26,9 +26,8 @@ from cfel.deployment.protocol.grpc_transport import GrpcClient
 from cfel.deployment.security.credentials import Credentials
 from cfel.deployment.security.identity import Identity
 from cfel.experiment import Experiment
-from cfel.launch.federation import LaunchOptions, launch_federation
+from cfel.launch.federation import LaunchOptions, Processes, launch_federation
 from cfel.launch.node import read_node
-from cfel.launch.processes import Processes
 from cfel.runlog import RoundRecord, RunDirectory
 from tests.deployment.conftest import deployed
 from tests.simulation.drive import records, timeless

@@ -12,9 +12,8 @@ import pytest
 from cfel.deployment.node import ask_status
 from cfel.deployment.security.certificates import revoke
 from cfel.deployment.security.identity import Identity
-from cfel.launch.federation import LaunchOptions, launch_federation
+from cfel.launch.federation import LaunchOptions, Processes, launch_federation
 from cfel.launch.node import read_node
-from cfel.launch.processes import Processes
 from cfel.learning.edge import read_edge_models
 from cfel.learning.models.flat import model_sha256
 from cfel.runlog import RoundRecord, RunDirectory

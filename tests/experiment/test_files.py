@@ -18,10 +18,10 @@ from cfel.experiment import (
     preset_experiment,
 )
 from cfel.plugins import ANY_CODE
-from cfel.system.availability import Availability
 from cfel.system.conditions import RandomConditions
 from cfel.system.device_classes import HardwareConditions
 from cfel.system.device_tables import TraceParameters
+from cfel.system.fleet import Availability
 
 SMALL: dict[str, Any] = {"rounds": {"global": 2, "edge": 2}, "fleet": {"devices": 6, "clusters": 3}}
 NARROW = (0.0004, 0.002)

@@ -17,9 +17,8 @@ from cfel.deployment.device.memory import load_memory
 from cfel.deployment.host import RealDisk
 from cfel.errors import InputError
 from cfel.experiment import experiment_toml
-from cfel.launch.federation import LaunchOptions, prepare_nodes
+from cfel.launch.federation import LaunchOptions, Processes, prepare_nodes
 from cfel.launch.node import load_samples, read_node, write_node
-from cfel.launch.processes import Processes
 from cfel.learning.data import digits
 from cfel.plugins import import_from
 from cfel.runlog.records import read_log

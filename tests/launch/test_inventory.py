@@ -6,8 +6,7 @@ import pytest
 
 from cfel.deployment.security.identity import Identity
 from cfel.errors import ExperimentError, InputError
-from cfel.launch.inventory import pack_hosts, read_inventory
-from cfel.launch.machine import unpack
+from cfel.launch.machine import pack_hosts, read_inventory, unpack
 
 INVENTORY = """
 experiment = "experiment.toml"

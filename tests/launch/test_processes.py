@@ -10,7 +10,8 @@ import pytest
 
 from cfel import errors
 from cfel.errors import AllDivergedError, DeploymentError
-from cfel.launch.processes import Processes, _NodeProcess, choose_exit_code, name_process
+from cfel.launch.federation import Processes, _NodeProcess
+from cfel.launch.node import choose_exit_code, name_process
 
 
 def ended(**codes: int | None) -> Processes:
@@ -76,7 +77,7 @@ def test_codes(error: errors.CfelError, code: int) -> None:
 
 SHOW = """
 from pathlib import Path
-from cfel.launch.processes import name_process
+from cfel.launch.node import name_process
 name_process("cfel device-12")
 print(Path("/proc/self/comm").read_text().strip())
 print(Path("/proc/self/cmdline").read_bytes().rstrip(b"\\0").decode())

@@ -9,7 +9,7 @@ import torch
 
 from cfel.learning.compressors import compressor
 from cfel.learning.data import digits, synthetic
-from cfel.learning.data.partition import PartitionParameters, partition
+from cfel.learning.data.partition import DataParameters, partition
 from cfel.learning.device_messages import DeviceOrder, DeviceReport, Order
 from cfel.learning.local.parameters import LocalParameters, TrainingParameters
 from cfel.learning.local.workspace import Workspace
@@ -57,7 +57,7 @@ def norm_task() -> Task:
 @pytest.fixture(scope="session")
 def spread() -> Spread:
     def deal(task: Task, devices: int) -> list[DeviceData]:
-        data, parts = partition(task.data, np.zeros(devices, np.int64), PartitionParameters("iid"), 0)
+        data, parts = partition(task.data, np.zeros(devices, np.int64), DataParameters(partition="iid"), 0)
         return [DeviceData(data, part) for part in parts]
 
     return deal

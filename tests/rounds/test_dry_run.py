@@ -14,10 +14,9 @@ from cfel.control import (
     build_scheme,
 )
 from cfel.rounds.dry_run import DryRunRound, choose_gossip, compute_use, dry_run
-from cfel.system.availability import Availability
 from cfel.system.backhaul import TopologyParameters, build_backhaul
 from cfel.system.conditions import RandomConditions
-from cfel.system.fleet import FleetParameters, build_fleet
+from cfel.system.fleet import Availability, FleetParameters, build_fleet
 from tests.control.instances import PRESETS, Preset
 
 

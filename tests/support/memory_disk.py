@@ -6,8 +6,10 @@ torn as far as a real disk would tear it.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from random import Random
+from typing import Self
 
 from cfel.errors import DiskError, RunBusyError
 
@@ -103,8 +105,13 @@ class MemoryDisk:
                 self._put(path, content)
         self._synced.clear()
 
+    def hand_over(self) -> Self:
+        """The same disk, for a new process; what the one before still does does not reach it."""
+        after, self.is_off = copy(self), True
+        return after
+
     def turn_on(self) -> None:
-        """Makes the disk usable again, for a new process."""
+        """Makes the disk usable again."""
         self.is_off, self._tear = False, None
         self._reserved.clear()
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cfel.errors import InputError
-from cfel.system.availability import Availability, is_exhausted, joules_left
+from cfel.system.fleet import Availability, is_exhausted
 
 
 def test_no_device_is_absent_by_default() -> None:
@@ -60,14 +60,13 @@ def test_unknown_device_is_rejected() -> None:
 
 
 def test_battery() -> None:
-    """5 J less 2 is 3, less 5 is empty, less 6 is empty and not negative; mains power never ends."""
+    """Of 5 J, after 2 some are left, after 5 or 6 none; mains power never ends."""
     battery, spent = [5, 5, 5, np.inf], [2, 5, 6, 1e9]
-    assert joules_left(battery, spent).tolist() == [3, 0, 0, np.inf]
     assert is_exhausted(battery, spent).tolist() == [False, True, True, False]
 
 
 def test_bad_battery_is_rejected() -> None:
     with pytest.raises(InputError, match=r"battery\[1\] = -1\.0"):
-        joules_left([1, -1], [0, 0])
+        is_exhausted([1, -1], [0, 0])
     with pytest.raises(InputError, match=r"spent joules: .* 2 .* 1"):
-        joules_left([1, 1], [0])
+        is_exhausted([1, 1], [0])

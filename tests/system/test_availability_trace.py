@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cfel.errors import FleetFileError, InputError
-from cfel.system.availability import Availability, read_availability
-from cfel.system.fleet import FleetParameters, build_fleet
+from cfel.system.fleet import Availability, FleetParameters, build_fleet, read_availability
 
 
 def write(folder: Path, *rows: str) -> Path:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cfel.errors import InputError
 from cfel.seeding import draw_uniforms
-from cfel.system.conditions import Conditions, RandomConditions
+from cfel.system.conditions import Conditions, RandomConditions, Redraw
 
 RESNET_BITS = 32 * 269_722
 
@@ -54,7 +54,7 @@ def test_a_larger_fleet_has_the_same_first_devices(seed: int, small: int, more: 
     ("redraw", "next_edge_round", "next_global_round"),
     [("edge_round", True, True), ("global_round", False, True), ("never", False, False)],
 )
-def test_redraw(redraw: str, next_edge_round: bool, next_global_round: bool) -> None:
+def test_redraw(redraw: Redraw, next_edge_round: bool, next_global_round: bool) -> None:
     model = RandomConditions(redraw=redraw)
     now, edge, later = (model.conditions(0, *at, 9, 1e6).mu for at in ((0, 0), (0, 1), (1, 0)))
     assert (now != edge).any() == next_edge_round

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cfel.errors import InputError
-from cfel.system.availability import Availability
 from cfel.system.conditions import RandomConditions
 from cfel.system.device_classes import HardwareConditions
 from cfel.system.device_tables import TraceParameters
-from cfel.system.fleet import FleetParameters, build_fleet, cluster_sizes
+from cfel.system.fleet import Availability, FleetParameters, build_fleet, cluster_sizes
 
 
 def test_paper_fleet() -> None:

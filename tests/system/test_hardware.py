@@ -92,5 +92,5 @@ def test_amounts_must_be_shares_or_counts() -> None:
 
 
 def test_bad_class_is_rejected() -> None:
-    with pytest.raises(InputError, match="'slow': flops_per_second = 0: "):
+    with pytest.raises(InputError, match=r"'slow'\.flops_per_second = 0: "):
         DeviceClass("slow", 0, 1, 1, 1, "made up")

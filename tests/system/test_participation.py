@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from cfel.errors import InputError
-from cfel.system.availability import Participation, Sample, inclusion_chances
-from cfel.system.fleet import FleetParameters, build_fleet
+from cfel.system.fleet import Chances, FleetParameters, Participation, Sample, build_fleet, inclusion_chances
 
 CLUSTER = np.repeat([0, 1], [4, 6])
 EVERYBODY = np.ones(10, dtype=bool)
@@ -115,6 +114,6 @@ def test_sampling_by_size_needs_sizes() -> None:
 SAMPLES = np.array([40.0, 2, 3, 5, 1, 2, 3, 4, 5, 6])
 
 
-def _draw(by: str, edge_round: int) -> Sample:
+def _draw(by: Chances, edge_round: int) -> Sample:
     counts = np.array([2, 3])
     return Participation(0.5, by=by).draw((0, 0, edge_round), CLUSTER, counts, EVERYBODY, SAMPLES)

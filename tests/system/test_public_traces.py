@@ -11,8 +11,8 @@ import pytest
 
 from cfel.cli import main
 from cfel.errors import InputError
-from cfel.system.availability import read_availability
 from cfel.system.device_tables import read_trace
+from cfel.system.fleet import read_availability
 from cfel.system.public_traces import PublicAvailability, PublicCapacity, Work, read_public_trace
 
 LOG = """2020-01-29 22:00:00\tbattery_charged_on

@@ -152,7 +152,7 @@ def test_unknown_kind_names_the_nearest() -> None:
         ({"kind": "edges"}, "needs either `file` or `edges`"),
         ({"kind": "edges", "edges": ((0, 1, 2),)}, r"topology\.edges\[0\] = \(0, 1, 2\): must be a pair"),
         ({"kind": "edges", "edges": ((0, -1),)}, r"topology\.edges\[0\] = -1"),
-        ({"kind": 3}, r"topology\.kind = 3: must be a name"),
+        ({"kind": 3}, r"topology\.kind = 3: must be text"),
     ],
 )
 def test_bad_parameters_are_rejected(fields: dict[str, object], reason: str) -> None:

@@ -135,7 +135,7 @@ def test_a_trace_that_ends_before_the_run(tmp_path: Path) -> None:
     one = read_trace(written(tmp_path, HEAD, full(1, 1, 1)))
     assert describe_short_trace(one, 40, 5) is None
     with pytest.raises(InputError, match="after_end: unknown 'again'"):
-        TraceParameters("a.csv", "again")
+        TraceParameters("a.csv", "again")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

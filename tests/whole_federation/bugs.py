@@ -12,7 +12,7 @@ from msgspec import structs
 from cfel.deployment.coordinator import coordinator
 from cfel.deployment.coordinator.calls import Handover, take_over
 from cfel.deployment.device import agent
-from cfel.deployment.edge import server
+from cfel.deployment.edge import neighbours, server
 from cfel.deployment.edge.node import EdgeNode
 from cfel.deployment.election import member, rules
 from cfel.deployment.election.member import Member
@@ -117,7 +117,13 @@ def forget_uses_that_nobody_heard_of() -> AbstractContextManager[Any]:
     stack = ExitStack()
     stack.enter_context(patch.object(coordinator, "note_used", lambda state, _: state))
     stack.enter_context(patch.object(server.EdgeServer, "_loses_devices", lambda *_: False))
+    stack.enter_context(forget_uses_in_a_model())
     return stack
+
+
+def forget_uses_in_a_model() -> AbstractContextManager[Any]:
+    """An edge server that takes another one's model does not ask which uploads are in it."""
+    return patch.object(neighbours, "merge_rounds", lambda own, _: own)
 
 
 BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -132,6 +138,7 @@ BUGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "voters-not-compared": vote_for_anybody,
     "use-not-moved": forget_uses_elsewhere,
     "use-unheard": forget_uses_that_nobody_heard_of,
+    "use-in-a-model": forget_uses_in_a_model,
 }
 
 

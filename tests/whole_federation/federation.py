@@ -95,6 +95,8 @@ class WholeFederation(Federation):
         )
 
     def _client(self, member: Identity) -> Client:
+        if member in self._clients:
+            self._clients[member].is_dead = True
         self._clients[member] = WireClient(member, self.wire)
         return self._clients[member]
 
@@ -104,11 +106,13 @@ class WholeFederation(Federation):
             node.endpoints[request] = replace(endpoint, handle=self._noted(endpoint, process, node))
 
     def _noted(self, endpoint: Endpoint, process: tuple[Identity, int], node: EdgeNode) -> Callable[..., Any]:
+        own = self.disks[process[0]]
+
         async def handle(caller: Identity, request: Any) -> Any:
             call = Call(self.loop.time(), caller, process, request)
             self.history.calls.append(call)
             answer = await endpoint.handle(caller, request)
-            if not self.disks[process[0]].is_off:
+            if not own.is_off:
                 call.answer, call.answered_at = _name_devices(node, request, answer), len(self.history.calls)
             return answer
 
@@ -117,6 +121,7 @@ class WholeFederation(Federation):
     def start(self, *members: Identity) -> None:
         """Starts members, each with a supervisor."""
         for member in members or self.everybody():
+            self.disks[member] = self.disks[member].hand_over()
             self.disks[member].turn_on()
             context = copy_context()
             context.run(OWNER.set, member)
@@ -134,6 +139,7 @@ class WholeFederation(Federation):
             except CfelError as error:
                 self.history.failures.append(f"{member}: {error}")
                 self.wire.members.pop(member, None)
+                self.disks[member] = self.disks[member].hand_over()
                 await asyncio.sleep(1.0)
                 continue
             finally:

@@ -88,6 +88,21 @@ def test_edge_servers_join_and_leave_under_faults() -> None:
     check(1, 4, 21, 34, 81, 140, 312, 451, 515, 5001, 20180, 20635)
 
 
+def test_a_model_is_taken_with_the_uploads_in_it() -> None:
+    """An edge server used uploads and died; only one that had taken its model meanwhile knew of it."""
+    check(101669)
+
+
+def test_an_edge_server_that_mixes_two_steps_alone_is_not_missing_in_either() -> None:
+    """Its coordinator was cut off, and the successor repeats both steps; the log named it as lost."""
+    check(103746, 105298)
+
+
+def test_what_a_killed_process_still_does_reaches_nobody() -> None:
+    """An error of the simulated machine: an edge round of the process before was written to the disk."""
+    check(103580)
+
+
 def test_an_edge_server_misses_the_last_gossip_step_only() -> None:
     """Errors of the checker: it took the step before for the last one, and found nothing lost.
 
@@ -115,6 +130,7 @@ SEEDS = {
     "round-counted-twice": (2, "budgets_are_counted_once"),
     "stale-proposal": (3, "everybody_ends"),
     "upload-not-recognised": (0, "models_are_those_of_the_simulator"),
+    "use-in-a-model": (101669, "uploads_are_used_once"),
     "use-not-moved": (1, "uploads_are_used_once"),
     "use-unheard": (204, "uploads_are_used_once"),
     "voters-not-compared": (10018, "votes_go_to_those_who_know_the_members"),

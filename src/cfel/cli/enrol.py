@@ -29,17 +29,18 @@ from cfel.launch.enrolment import (
     prepare_operator,
     serve_invitations,
 )
-from cfel.launch.inventory import pack_hosts, read_inventory
+from cfel.launch.federation import Processes
 from cfel.launch.logs import start_logging
 from cfel.launch.machine import (
     choose_place,
     join_with_token,
+    pack_hosts,
+    read_inventory,
     set_up,
     start_services,
     unpack,
 )
-from cfel.launch.node import read_node, run_node
-from cfel.launch.processes import Processes, choose_exit_code
+from cfel.launch.node import choose_exit_code, read_node, run_node
 from cfel.wording import plural
 
 EXAMPLES = {

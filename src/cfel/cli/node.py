@@ -10,8 +10,7 @@ from cfel.deployment.host import RealDisk
 from cfel.deployment.publishing import PublishedModels
 from cfel.errors import CfelError, InputError
 from cfel.launch.logs import FORMATS, LEVELS, LogSettings, start_logging
-from cfel.launch.node import read_node, run_node
-from cfel.launch.processes import FAILED, STOPPED, choose_exit_code
+from cfel.launch.node import FAILED, STOPPED, choose_exit_code, read_node, run_node
 
 _LOG = logging.getLogger(__name__)
 

@@ -33,10 +33,9 @@ from cfel.cli.output import new_table, use_plain_spaces
 from cfel.cli.run import print_run_result
 from cfel.deployment.node import Node, ask_status
 from cfel.errors import DeploymentError
-from cfel.launch.federation import LaunchOptions, launch_federation
+from cfel.launch.federation import LaunchOptions, Processes, launch_federation
 from cfel.launch.logs import LogSettings
 from cfel.launch.node import read_node
-from cfel.launch.processes import Processes
 from cfel.metric import ACCURACY
 from cfel.runlog import RoundRecord
 from cfel.status import Status

@@ -17,9 +17,9 @@ from cfel.experiment.sections import (
     PRESETS,
     BudgetParameters,
     CompressionParameters,
-    DataParameters,
     ModelParameters,
 )
+from cfel.learning.data.partition import DataParameters
 
 __all__ = [
     "PRESETS",

@@ -35,7 +35,6 @@ from cfel.experiment.sections import (
     PRESETS,
     BudgetParameters,
     CompressionParameters,
-    DataParameters,
     ModelParameters,
     Table,
     check_table,
@@ -54,7 +53,7 @@ from cfel.learning.compressors import Compressor, TopKInBits, compressor, find_u
 from cfel.learning.data import BUILTIN as DATA_SETS
 from cfel.learning.data import DataSet, load
 from cfel.learning.data.images import augmentation
-from cfel.learning.data.partition import find_rule, hold_out, partition
+from cfel.learning.data.partition import DataParameters, find_rule, hold_out, partition
 from cfel.learning.device_messages import DeviceState
 from cfel.learning.differences import Differences, choose_step_size
 from cfel.learning.edge import AggregationParameters, EdgeRules, build_rules
@@ -440,8 +439,7 @@ class Experiment:
 
     def _split(self, task: Task) -> tuple[DataSet, list[DeviceData]]:
         """The data to train and test on, and what each device that ever takes part holds of it."""
-        parameters = self.data.partition_parameters()
-        data, shares = partition(task.data, self.fleet.assign_clusters(), parameters, self.seed, self.code)
+        data, shares = partition(task.data, self.fleet.assign_clusters(), self.data, self.seed, self.code)
         if self.data.held_out:
             data, shares = hold_out(data, shares, self.data.held_out, self.seed)
         held = [DeviceData(data, indices) for indices in shares]
@@ -454,7 +452,7 @@ class Experiment:
         new device holds samples like the others', some of which another one holds, too.
         """
         _, last = self.fleet.list_memberships()[-1]
-        cluster, parameters = self.fleet.assign_clusters(), self.data.partition_parameters()
+        cluster = self.fleet.assign_clusters()
         drawn: dict[int, tuple[DataSet, list[IntArray]]] = {}
         found: list[DeviceData] = []
         for n in range(first, len(last.edge_of)):
@@ -463,7 +461,7 @@ class Experiment:
                 raise InputError(f"data.held_out: not with device {n}, which joins later")
             if time not in drawn:
                 seed = make_key(self.seed, "joining devices", time)
-                drawn[time] = partition(undivided, cluster, parameters, seed, self.code)
+                drawn[time] = partition(undivided, cluster, self.data, seed, self.code)
             data, shares = drawn[time]
             found.append(DeviceData(data, shares[place]))
         return found

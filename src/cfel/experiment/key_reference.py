@@ -18,18 +18,18 @@ from cfel.experiment.sections import (
     CONDITIONS,
     PRESETS,
     CompressionParameters,
-    DataParameters,
     ModelParameters,
 )
 from cfel.learning.compressors import BUILTIN as COMPRESSORS
 from cfel.learning.data import BUILTIN as DATA_SETS
+from cfel.learning.data.partition import DataParameters
 from cfel.learning.local.algorithms import ALGORITHMS
 from cfel.learning.local.parameters import LocalParameters
 from cfel.learning.models.builders import BUILTIN as MODELS
-from cfel.system.availability import Availability
 from cfel.system.backhaul import KINDS as TOPOLOGIES
 from cfel.system.backhaul import TopologyParameters
 from cfel.system.device_classes import DeviceClass
+from cfel.system.fleet import Availability
 
 _ENTRY = re.compile(r"^ {4}(?P<names>\w+(?:, \w+)*): (?P<text>.*)$")
 _FIELD = re.compile(r"(?P<name>\w+): [^#]+?(?:  # (?P<text>.*))?")

@@ -7,21 +7,19 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from cfel import validation
 from cfel.control import Rounds
 from cfel.durable import read_bytes
 from cfel.errors import ExperimentError, InputError, StorageError, unknown_name
-from cfel.learning.data.partition import PartitionParameters
 from cfel.membership import FleetChange, RoundLoss
-from cfel.system.availability import Availability
 from cfel.system.conditions import RandomConditions
 from cfel.system.device_classes import DeviceClass, HardwareConditions, parse_class_file
 from cfel.system.device_tables import TraceConditions, TraceParameters, describe_short_trace
-from cfel.system.fleet import Fleet, FleetParameters
+from cfel.system.fleet import Availability, Fleet, FleetParameters
 from cfel.system.value_bits import ValueBits
-from cfel.validation import parse_toml
+from cfel.validation import Range, check_fields, parse_toml
 from cfel.wording import show
 
 Table = Mapping[str, Any]
@@ -172,86 +170,22 @@ _MAX_BYTES = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
-class DataParameters:
-    """The experiment file's `[data]`."""
-
-    name: str = "digits"  # a built-in data set, an entry point's name, or "module:function"
-    # The folder or file where it is; without it, "cifar10" and "femnist" are downloaded.
-    path: str | None = None
-    # How samples are spread over devices: "iid" at random, "dirichlet" with different shares of every class,
-    # "classes" with the same number of classes each, "shards" with a few classes each, "sizes" unevenly,
-    # "distribution" in given mixtures of classes, "writer" by who made them, or a user-defined
-    # "module:function".
-    partition: str = "dirichlet"
-    # With "dirichlet", concentration of the distribution over devices, > 0; the smaller, the more the devices
-    # differ.
-    beta: float = 1.0
-    # With "dirichlet", concentration of a distribution over clusters, > 0; `beta` is then the one within each
-    # cluster. By default clusters play no part.
-    cluster_beta: float | None = None
-    least: int = 2  # with "dirichlet" and "sizes", every device gets at least this many samples, ≥ 1
-    shards: int = 2  # with "shards", shards per device, ≥ 1
-    classes_per_device: int = 2  # with "classes", ≥ 1
-    # With "sizes", samples per device: a list of numbers; or "equal", "linear", "square" or "exponential" in
-    # the number of the device.
-    sizes: str | tuple[int, ...] = "equal"
-    # With "distribution", shares of the classes, one list per device or one per cluster.
-    distribution: tuple[tuple[float, ...], ...] = ()
-    writers_per_device: int = 1  # with "writer", ≥ 1
-    batch: int = 50  # samples in a mini-batch, ≥ 1
-    augment: str = "none"  # "none", "flip", "crop_flip", or a user-defined "module:function"
-    # Share of every device's training samples to test on instead of the test set, and not to train on, in [0,
-    # 0.9]. For choosing a learning rate.
-    held_out: float = 0.0
-    task: str | None = None  # a user-defined task ("module:function") instead of data set, model and loss
-
-    def __post_init__(self) -> None:
-        validation.check_whole("data.batch", self.batch, least=1)
-        validation.check_number("data.held_out", self.held_out, least=0, most=0.9)
-        for key in ("name", "augment", "path", "task"):
-            value = getattr(self, key)
-            if value is not None or key in ("name", "augment"):
-                validation.check_text(f"data.{key}", value)
-        self.partition_parameters()
-
-    def check_target(self, field: str, target: float | None) -> None:
-        """Raises an `InputError` for an accuracy above 1; a user-defined task may have any metric."""
-        if target is not None and target > 1 and self.task is None:
-            hint = f": {target / 100:g} is {target:g} %" if target <= 100 else ""
-            raise InputError(f"{field} = {target:g}: must be at most 1, as accuracy is a share{hint}")
-
-    def partition_parameters(self) -> PartitionParameters:
-        names = [entry.name for entry in fields(PartitionParameters) if entry.name != "rule"]
-        return PartitionParameters(self.partition, **{name: getattr(self, name) for name in names})
-
-    def folder(self) -> Path | None:
-        return None if self.path is None else Path(self.path)
-
-
-@dataclass(frozen=True, slots=True)
 class ModelParameters:
     """The experiment file's `[model]`."""
 
     name: str = "mlp"  # a built-in model, an entry point's name, or "module:function"
     init: str | None = None  # a safetensors file to start from, instead of random values
     # How many trained parameters the model has, ≥ 1; needed only to plan without its data.
-    parameters: int | None = None
+    parameters: Annotated[int, Range(least=1)] | None = None
     # Charge uploads and backhaul as for a model with this many parameters, in caps, budgets, accounts and
     # bytes; by default as for the model itself.
-    charged_parameters: int | None = None
+    charged_parameters: Annotated[int, Range(least=1)] | None = None
     # Names of parameters that stay on devices, with *, ? and [...] as in file names; neither sent nor
     # aggregated nor charged.
     personal: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        validation.check_text("model.name", self.name)
-        if self.init is not None:
-            validation.check_text("model.init", self.init)
-        for key in ("parameters", "charged_parameters"):
-            if getattr(self, key) is not None:
-                validation.check_whole(f"model.{key}", getattr(self, key), least=1)
-        for place, pattern in enumerate(validation.check_list("model.personal", self.personal)):
-            validation.check_text(f"model.personal[{place}]", pattern)
+        check_fields("model", self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,40 +198,34 @@ class CompressionParameters:
     # Bits per value that devices choose from, some of 4, 8, 16 and 32, for `topk`; θ is then a share of the
     # bits of a full upload, and realised costs count the bits that were sent. Without it, values have 32 bits
     # and θ is a share of entries.
-    bits: tuple[int, ...] | None = None
+    bits: tuple[Annotated[int, Range(least=1)], ...] | None = None
 
     def __post_init__(self) -> None:
-        validation.check_text("compression.kind", self.kind)
-        if not isinstance(self.error_feedback, bool):
-            raise InputError(f"compression.error_feedback = {self.error_feedback!r}: must be true or false")
+        check_fields("compression", self)
         if self.bits is not None:
-            for place, each in enumerate(validation.check_list("compression.bits", self.bits)):
-                validation.check_whole(f"compression.bits[{place}]", each, least=1)
             object.__setattr__(self, "bits", ValueBits(tuple(self.bits)).choices)
             if self.kind != "topk":
                 raise InputError(f"compression.bits: only with kind = 'topk', not {self.kind!r}")
+
+
+_Budget = Annotated[float, Range(above=0, finite=False)] | None
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetParameters:
     """The experiment file's `[budget]`: of the whole run; None for no limit."""
 
-    seconds: float | None = None  # time, > 0
-    joules: float | None = None  # energy of all devices together, > 0
+    seconds: _Budget = None  # time, > 0
+    joules: _Budget = None  # energy of all devices together, > 0
     # Both as a share of what CEF would use in this experiment, > 0; a number given for one of them takes
     # precedence.
-    share_of_cef: float | None = None
+    share_of_cef: _Budget = None
     # Global rounds of CEF that the share refers to, ≥ 1; by default as many as the run has. Rounds of other
     # schemes may be shorter, and more of them fit into the same budgets.
-    cef_rounds: int | None = None
+    cef_rounds: Annotated[int, Range(least=1)] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "joules", "share_of_cef"):
-            value = getattr(self, name)
-            if value is not None:
-                validation.check_number(f"budget.{name}", value, above=0, finite=False)
-        if self.cef_rounds is not None:
-            validation.check_whole("budget.cef_rounds", self.cef_rounds, least=1)
+        check_fields("budget", self)
         if self.share_of_cef is not None and 10 < self.share_of_cef <= 100:
             raise InputError(
                 f"budget.share_of_cef = {self.share_of_cef:g}: is a share, not a percentage; for "

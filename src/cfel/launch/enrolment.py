@@ -129,12 +129,15 @@ class OperatorDirectory:
 
     @property
     def certificates(self) -> Path:
-        """Directory of the authority."""
         return self.path / "certificates"
 
     @property
+    def configuration(self) -> Path:
+        """The operator's own."""
+        return self.path / "nodes" / "operator-0.toml"
+
+    @property
     def invitations(self) -> Invitations:
-        """Who was invited."""
         return Invitations(self.path / "invitations", time.time)
 
     @property
@@ -143,17 +146,11 @@ class OperatorDirectory:
         return read_bytes(self.certificates / "authority.pem")
 
     def read_operator(self) -> NodeFile:
-        """The operator's own configuration.
-
-        Raises:
-            InputError: this is no directory of an operator.
-        """
-        path = self.path / "nodes" / "operator-0.toml"
-        if not path.exists():
+        if not self.configuration.exists():
             raise InputError(
                 f"{self.path} is no directory of `cfel invite` yet: name --experiment and --edges once"
             )
-        return read_node(path)
+        return read_node(self.configuration)
 
     def list_nodes(self) -> list[Identity]:
         """All nodes of the experiment: edge servers, then devices."""
@@ -174,13 +171,7 @@ class OperatorDirectory:
     def plan_joining(self, identity: Identity, edge: int | None, address: str) -> Joining:
         """How a node that the experiment does not have will be added to the fleet.
 
-        Args:
-            identity: the node.
-            edge: of a device: its edge server.
-            address: of an edge server: where others will reach it.
-
-        Raises:
-            InputError: what it needs is missing, or the number of an edge server is not the next.
+        A device needs its edge server, and an edge server the address where others will reach it.
         """
         option = {"edge": "address", "device": "edge"}.get(identity.role, "")
         if not option or (edge is None if option == "edge" else not address):
@@ -203,10 +194,8 @@ class OperatorDirectory:
     async def add_arrived(self) -> dict[Identity, int | str]:
         """Adds nodes to the fleet of the running federation that have joined, run, and wait to be added.
 
-        Before that they would only keep the others waiting.
-
-        Returns:
-            Of each the first round that it belongs to, or why it cannot be added.
+        Before that they would only keep the others waiting. Returns of each the first round that it belongs
+        to, or why it cannot be added.
         """
         arrived = self.invitations.list_joining(arrived=True)
         if not arrived:
@@ -228,14 +217,10 @@ class OperatorDirectory:
                 self.invitations.finish_joining(identity)
                 added[identity] = first
             if change.address and isinstance(first, int):
-                self._add_address(change.address)
+                file = self.read_operator()
+                grown = replace(file.node, addresses=(*file.node.addresses, change.address))
+                write_node(self.configuration, replace(file, node=grown))
         return added
-
-    def _add_address(self, address: str) -> None:
-        path = self.path / "nodes" / "operator-0.toml"
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        table["addresses"].append(address)
-        replace_file(path, tomli_w.dumps(table).encode(), private=True)
 
     def list_absent(self) -> list[Identity]:
         """Nodes that have neither a certificate nor an open invitation."""
@@ -244,16 +229,19 @@ class OperatorDirectory:
         return [each for each in nodes if each not in invited and not is_issued(self.certificates, each)]
 
     def make_kit(self) -> NodeKit:
-        """What every node gets."""
-        operator, revoked = self.read_operator(), self.certificates / REVOKED
-        files = {path.name: read_bytes(path) for path in sorted(operator.experiment.parent.iterdir())}
-        listed = read_bytes(revoked) if revoked.exists() else b""
-        return NodeKit(self.list_addresses(), files, listed)
+        folder = self.read_operator().experiment.parent
+        files = {path.name: read_bytes(path) for path in sorted(folder.iterdir())}
+        return NodeKit(self.list_addresses(), files, read_revoked(self.certificates))
 
     def find_hosts(self, identity: Identity) -> tuple[str, ...]:
         """Names of an edge server's host, for its certificate."""
         addresses = self.list_addresses()
         return (split_address("edges", addresses[identity.number])[0],) if identity.role == "edge" else ()
+
+
+def read_revoked(certificates: Path) -> bytes:
+    """The list of revoked certificates; empty without one."""
+    return read_bytes(certificates / REVOKED) if (certificates / REVOKED).exists() else b""
 
 
 def _list_changes(
@@ -287,14 +275,8 @@ def prepare_operator(
 ) -> OperatorDirectory:
     """Makes the directory of an operator; one that is there already must be of the same federation.
 
-    Args:
-        path: the directory.
-        experiment: the experiment file.
-        addresses: of all edge servers, "host:port", by number.
-        files: what else every node needs, such as modules that the experiment names.
-
-    Raises:
-        InputError: the addresses do not fit the experiment, or the directory is of another federation.
+    `addresses` are of all edge servers, "host:port", by number. Every node also needs `files`, such as
+    modules that the experiment names.
     """
     import_from(experiment.absolute().parent)
     fleet = load_experiment(experiment, code=ANY_CODE).fleet
@@ -303,7 +285,7 @@ def prepare_operator(
         raise InputError(f"edges: {len(addresses)} addresses, the experiment has {clusters} edge servers")
     content = _gather_files(experiment, files)
     found = OperatorDirectory(path)
-    if (path / "nodes" / "operator-0.toml").exists():
+    if found.configuration.exists():
         # Edge servers may have been added since.
         known = found.read_operator().node.addresses[: len(addresses)]
         if found.make_kit().files != content or known != tuple(addresses):
@@ -318,7 +300,7 @@ def prepare_operator(
     for name, each in content.items():
         replace_file(path / "experiment" / name, each)
     node = Node(operator, tuple(addresses), Path("operator-0"), Path("../certificates"))
-    write_node(path / "nodes" / "operator-0.toml", NodeFile(node, Path("../experiment/experiment.toml")))
+    write_node(found.configuration, NodeFile(node, Path("../experiment/experiment.toml")))
     return found
 
 
@@ -349,11 +331,7 @@ def add_port(address: str, port: int = EDGE_PORT) -> str:
 
 
 def find_own_address(towards: str) -> str:
-    """The address of this machine that others know it by, seen from where packets to an address leave it.
-
-    Raises:
-        UnreachableError: no packets would.
-    """
+    """The address of this machine that others know it by, seen from where packets to an address leave it."""
     try:
         found = socket.getaddrinfo(*split_address("edges", towards), type=socket.SOCK_DGRAM)[0]
         with socket.socket(found[0], found[1]) as probe:
@@ -376,19 +354,8 @@ async def serve_invitations(
 ) -> None:
     """Serves until no invitation is open any more, and all that the experiment does not have are added.
 
-    Invitations that are made meanwhile count.
-
-    Args:
-        federation: whose invitations they are.
-        listen: address to listen on, "host:port".
-        hours: lifetime of the certificates.
-        on_join: called with every node that joined.
-        on_start: called when it listens.
-        on_add: called with every node that was added to the fleet and the first round that it belongs to, or
-            why it cannot be added.
-
-    Raises:
-        DeploymentError: it cannot listen.
+    Invitations that are made meanwhile count. `hours` is the lifetime of the certificates. `on_add` is called
+    with every node that was added to the fleet and the first round that it belongs to, or why it cannot be.
     """
     desk = _Desk(federation, hours, on_join)
     host, port = split_address("listen", listen)
@@ -423,11 +390,9 @@ class _Desk:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody is being answered."""
         return self._open > 0
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers one request of a connection."""
         self._open += 1
         try:
             # Connections of strangers must leave files to the others.
@@ -483,18 +448,9 @@ async def _read_request(reader: asyncio.StreamReader) -> AuthorityRequest | Join
 
 
 def join(token: Token, request: bytes) -> tuple[bytes, Welcome]:
-    """Joins with a token.
+    """Joins with a token of `cfel invite` and a request for a certificate, in PEM format.
 
-    Args:
-        token: of `cfel invite`.
-        request: for a certificate, in PEM format.
-
-    Returns:
-        The authority's certificate, and what it sent.
-
-    Raises:
-        NotAdmittedError: the token is not valid any more, or another authority answers.
-        UnreachableError: nobody answers.
+    Returns the authority's certificate, and what it sent.
     """
     token.check_expiry(time.time())
     unknown = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -514,7 +470,6 @@ def join(token: Token, request: bytes) -> tuple[bytes, Welcome]:
 def _call(
     address: str, context: ssl.SSLContext, request: AuthorityRequest | JoinRequest, kind: type[Value]
 ) -> Value:
-    """Sends one request; returns the answer."""
     try:
         with (
             socket.create_connection(split_address("address", address), CALL_SECONDS) as plain,

@@ -5,15 +5,21 @@ DIR/
 ├── certificates/                                 authority and certificates of this federation
 └── nodes/edge-0.toml, edge-0/, edge-0.log, …     each node's configuration, state and log
 
-Every node gets a certificate and a configuration file; `processes` keeps the nodes running.
+Every node gets a certificate and a configuration file, and is restarted when it dies.
 """
 
 import errno
+import logging
+import multiprocessing
+import os
 import random
+import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from cfel.deployment.coordinator.changes import adopt_records
@@ -26,11 +32,22 @@ from cfel.deployment.protocol.addresses import join_address
 from cfel.deployment.security.certificates import is_revoked, issue, make_authority
 from cfel.deployment.security.identity import Identity
 from cfel.durable import check_directory, make_directory
-from cfel.errors import DiskError, InputError, describe_error
+from cfel.errors import AllDivergedError, CfelError, DeploymentError, DiskError, InputError, describe_error
 from cfel.experiment import Experiment, experiment_toml
-from cfel.launch.logs import LogSettings
-from cfel.launch.node import NodeFile, write_node
-from cfel.launch.processes import STOP_SECONDS, Processes
+from cfel.launch.logs import LogSettings, start_logging
+from cfel.launch.node import (
+    DAMAGED,
+    DIVERGED,
+    INVALID,
+    OTHER_VERSION,
+    REJECTED,
+    NodeFile,
+    choose_exit_code,
+    name_process,
+    read_node,
+    run_node,
+    write_node,
+)
 from cfel.learning.edge import edge_tensors
 from cfel.rounds.kernel import is_over
 from cfel.rounds.run_directory import RunRequest, open_run
@@ -40,12 +57,139 @@ from cfel.runlog.records import LogReader
 from cfel.simulation.parameters import reject_buffering
 from cfel.world import World
 
+STOP_SECONDS = 10.0
+MOST_RESTARTS = 20
 LOOPBACK, LOOPBACK_V6 = "127.0.0.1", "::1"
 # How often the tables of edge servers that do not answer are looked for.
 _MOST_LOOKS = 100
 _POLL_SECONDS = 0.1
 # Between two attempts to write to a disk that is full.
 _DISK_SECONDS = 2.0
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass
+class _NodeProcess:
+    configuration: Path
+    process: BaseProcess
+    restarts: int = 0
+    over: bool = False
+
+    @property
+    def is_device(self) -> bool:
+        return self.configuration.stem.startswith("device-")
+
+    @property
+    def is_rejected(self) -> bool:
+        return self.process.exitcode == REJECTED
+
+
+class Processes:
+    """The processes of a federation; a context manager that leaves none behind.
+
+    They are forked from one server process that has imported all code once, so that they start quickly and
+    share its memory. Each has a configuration file.
+    """
+
+    def __init__(self, configurations: Iterable[Path]) -> None:
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["cfel.launch.federation"])
+        self._processes = [_NodeProcess(path, self._start(path)) for path in configurations]
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def pid(self, name: str) -> int:
+        """The process id of a node, such as "edge-0"."""
+        (found,) = (each for each in self._processes if each.configuration.stem == name)
+        return found.process.pid or 0
+
+    @property
+    def are_over(self) -> bool:
+        """Whether all nodes have ended, as `restart_dead` saw them last."""
+        return all(each.over for each in self._processes)
+
+    def restart_dead(self) -> list[str]:
+        """Restarts processes that have died, or raises if one of them cannot continue.
+
+        Returns the devices that were rejected since the last call; the others continue without them.
+        """
+        rejected = []
+        for each in self._processes:
+            code = each.process.exitcode
+            if code is None or each.over:
+                continue
+            if code == 0:
+                each.over = True
+            elif code == REJECTED and each.is_device:
+                each.over = True
+                rejected.append(each.configuration.stem)
+            elif code == DIVERGED:
+                raise AllDivergedError(
+                    "training diverged at all devices, so nothing is left to learn from; most likely "
+                    f"local.learning_rate is too large. See {each.configuration.with_suffix('.log')}"
+                )
+            elif code in (INVALID, REJECTED, DAMAGED, OTHER_VERSION) or each.restarts >= MOST_RESTARTS:
+                log = each.configuration.with_suffix(".log")
+                raise DeploymentError(f"{each.configuration.stem} ended with code {code}, see {log}")
+            else:
+                each.process, each.restarts = self._start(each.configuration), each.restarts + 1
+        if rejected and all(each.is_rejected for each in self._processes if each.is_device):
+            raise DeploymentError(
+                "all devices were rejected; --resume gives those that are not revoked another try"
+            )
+        return rejected
+
+    def wait(self, seconds: float) -> None:
+        """Returns when all processes have ended, or after `seconds`."""
+        deadline = time.monotonic() + seconds
+        for each in self._processes:
+            each.process.join(max(0.0, deadline - time.monotonic()))
+
+    def stop(self) -> None:
+        """Ends all processes; kills those that do not end in time."""
+        for each in self._processes:
+            if each.process.exitcode is None and each.process.pid is not None:
+                # A suspended process would not see the signal to stop.
+                os.kill(each.process.pid, signal.SIGCONT)
+                each.process.terminate()
+        self.wait(STOP_SECONDS)
+        for each in self._processes:
+            if each.process.exitcode is None:
+                each.process.kill()
+                each.process.join()
+
+    def _start(self, configuration: Path) -> BaseProcess:
+        process = self._context.Process(target=_run_process, args=(configuration,), name=configuration.stem)
+        process.start()
+        return process
+
+
+def _run_process(configuration: Path) -> None:
+    """Runs one node in its own process, with its log in a file."""
+    # Ctrl-C reaches the whole process group; the parent decides when nodes stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    name_process(f"cfel {configuration.stem}")
+    start_logging(configuration.with_suffix(".log"), _read_log_settings(configuration))
+    try:
+        run_node(configuration)
+    except CfelError as error:
+        _LOG.error("%s", error)
+        raise SystemExit(choose_exit_code(error)) from error
+    except Exception:  # noqa: BLE001 — any failure must be in the node's log before the process ends
+        _LOG.exception("the node failed")
+        raise SystemExit(1) from None
+
+
+def _read_log_settings(configuration: Path) -> LogSettings:
+    """The node's settings; the default if its file cannot be read, which `run_node` will report."""
+    try:
+        return read_node(configuration).log
+    except CfelError:
+        return LogSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +222,7 @@ class LaunchOptions:
 def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions) -> list[RoundRecord]:
     """Runs an experiment as a federation of processes on this machine; returns the records of all rounds.
 
-    Raises:
-        DeploymentError: a process cannot continue.
-        KeyboardInterrupt: it was interrupted and can be resumed.
+    Interrupted, it raises `KeyboardInterrupt`, and can be resumed.
     """
     find_free_ports(experiment.deployment.host, 1)  # rejects a wrong host before anything is written
     reject_buffering(experiment.aggregation, "a deployment")
@@ -105,11 +247,7 @@ def launch_federation(experiment: Experiment, out: Path, options: LaunchOptions)
 
 
 def prepare_nodes(experiment: Experiment, world: World, out: Path, options: LaunchOptions) -> list[Path]:
-    """Writes certificates and configuration files.
-
-    Returns:
-        The configuration files of edge servers, then of devices.
-    """
+    """Writes certificates and configuration files; returns those of edge servers, then of devices."""
     deployment = experiment.deployment
     certificates, nodes = out.absolute() / "certificates", out.absolute() / "nodes"
     # What nodes keep, their keys included, is for this user alone.
@@ -146,11 +284,7 @@ def _find_addresses(host: str, count: int) -> tuple[str, ...]:
 
 
 def find_free_ports(host: str, count: int) -> list[int]:
-    """Finds ports that are free at the moment.
-
-    Raises:
-        InputError: the host is not this machine.
-    """
+    """Finds ports that are free at the moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # All stay bound until the last is found, so that no port is found twice.
     sockets = [socket.socket(family) for _ in range(count)]

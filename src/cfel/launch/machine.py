@@ -8,7 +8,17 @@
     └── cfel-edge-0.service                /etc/systemd/system/… as a service
 
 As root on a machine with systemd, nodes become services, set up in /etc/cfel. Elsewhere they are set up in a
-folder and run in the foreground.
+folder and run in the foreground. An inventory sets up a whole fleet in advance, with one archive per host:
+
+    experiment = "experiment.toml"
+    files = ["my_model.py"]                 # optional: what else every node needs
+    hours = 720                             # optional: lifetime of the certificates
+
+    [hosts.gateway-1]
+    address = "10.0.0.1"                    # of a host with an edge server; port 7400 unless it says another
+    nodes = ["edge-0", "device-0", "device-1"]
+
+File names are relative to the inventory.
 """
 
 import io
@@ -19,6 +29,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +38,16 @@ from typing import Any
 import tomli_w
 
 from cfel.deployment.node import Node
-from cfel.deployment.security.certificates import make_request
+from cfel.deployment.security.certificates import issue, make_request
 from cfel.deployment.security.credentials import REVOKED, read_credentials
 from cfel.deployment.security.identity import Identity
 from cfel.deployment.security.invitations import Token, parse_identity
 from cfel.durable import read_bytes, replace_file, translate_os_errors
-from cfel.errors import DeploymentError, InputError
-from cfel.launch.enrolment import NodeKit, join
-from cfel.launch.node import NodeFile, read_node, write_node
-from cfel.launch.processes import FINAL
+from cfel.errors import DeploymentError, ExperimentError, InputError, StorageError
+from cfel.experiment.sections import check_table, reject_unknown
+from cfel.launch.enrolment import NodeKit, OperatorDirectory, add_port, join, prepare_operator, read_revoked
+from cfel.launch.node import FINAL, NodeFile, read_node, write_node
+from cfel.validation import check_list, check_number, check_text, parse_toml
 
 SYSTEMD = Path("/run/systemd/system")
 """There while systemd runs this machine."""
@@ -50,17 +62,11 @@ _PATH_KEYS = ("data_path", "import_from")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the nodes of a machine are set up.
+    """Where the nodes of a machine are set up."""
 
-    Attributes:
-        folder: has a folder for each node.
-        states: has a folder for the state of each node; None for beside its configuration.
-        units: where units go; None for beside the configuration.
-    """
-
-    folder: Path
-    states: Path | None = None
-    units: Path | None = None
+    folder: Path  # has a folder for each node
+    states: Path | None = None  # has a folder for the state of each; None for beside its configuration
+    units: Path | None = None  # None for beside the configuration
 
     @property
     def is_service(self) -> bool:
@@ -80,11 +86,7 @@ class NodeSetup:
 
 
 def choose_place(out: Path | None) -> Place:
-    """Where to set nodes up: as services where that is possible and no folder was named.
-
-    Raises:
-        InputError: the service could not read this installation of cfel.
-    """
+    """Where to set nodes up: as services where that is possible and no folder was named."""
     if out is not None or os.geteuid() != 0 or not SYSTEMD.is_dir():
         return Place((out or Path()).absolute())
     if any(Path(sys.prefix).is_relative_to(home) for home in _HOMES):
@@ -96,11 +98,7 @@ def choose_place(out: Path | None) -> Place:
 
 
 def join_with_token(place: Place, token: Token) -> NodeSetup:
-    """Makes the node's key here, and gets its certificate and files; the key stays.
-
-    Raises:
-        DeploymentError: as `enrolment.join`.
-    """
+    """Makes the node's key here, and gets its certificate and files; the key stays."""
     identity, folder = token.identity, place.folder / token.node / "certificates"
     _make_folder(folder)
     # Under another name until it is used; the next attempt takes the same one, as tokens admit one key.
@@ -112,17 +110,7 @@ def join_with_token(place: Place, token: Token) -> NodeSetup:
 
 
 def set_up(place: Place, setup: NodeSetup, changes: Mapping[str, str]) -> Path:
-    """Writes a node's files; returns its configuration file.
-
-    Args:
-        place: where.
-        setup: what.
-        changes: keys of the configuration with their values, as given on the command line.
-
-    Raises:
-        InputError: there is a node of another federation, or a key or value is not allowed.
-        CredentialsError: the certificate is not what it should be.
-    """
+    """Writes a node's files; returns its configuration file, with changes as given on the command line."""
     name = str(setup.identity)
     folder = place.folder / name
     certificates = folder / "certificates"
@@ -188,8 +176,11 @@ def _change_configuration(config: Path, changes: Mapping[str, Any]) -> None:
 
 def _hand_over(folder: Path, name: str) -> None:
     """Lets the service read its files, and change none of them."""
-    _make_user()
-    user = pwd.getpwnam(USER)
+    try:
+        user = pwd.getpwnam(USER)
+    except KeyError:
+        _run("useradd", "--system", "--home-dir", "/var/lib/cfel", "--shell", "/usr/sbin/nologin", USER)
+        user = pwd.getpwnam(USER)
     for path in (folder, *folder.rglob("*")):
         os.chown(path, 0, user.pw_gid)
         path.chmod(0o750 if path.is_dir() else 0o640)
@@ -198,19 +189,8 @@ def _hand_over(folder: Path, name: str) -> None:
     key.chmod(0o600)
 
 
-def _make_user() -> None:
-    try:
-        pwd.getpwnam(USER)
-    except KeyError:
-        _run("useradd", "--system", "--home-dir", "/var/lib/cfel", "--shell", "/usr/sbin/nologin", USER)
-
-
 def start_services(identities: Sequence[Identity]) -> None:
-    """Has systemd start nodes now and whenever the machine starts.
-
-    Raises:
-        DeploymentError: it does not.
-    """
+    """Has systemd start nodes now and whenever the machine starts."""
     _run("systemctl", "daemon-reload")
     _run("systemctl", "enable", "--now", *(f"cfel-{each}.service" for each in identities))
 
@@ -292,20 +272,16 @@ def pack(setups: Sequence[NodeSetup], archive: Path) -> None:
             set_up(Place(Path(folder)), setup, {})
             # It names the interpreter of this machine.
             (Path(folder) / str(setup.identity) / f"cfel-{setup.identity}.service").unlink()
-            tar.add(Path(folder) / str(setup.identity), str(setup.identity), filter=_anonymise)
+            tar.add(
+                Path(folder) / str(setup.identity),
+                str(setup.identity),
+                filter=lambda entry: entry.replace(uid=0, gid=0, uname="root", gname="root", deep=False),
+            )
     replace_file(archive, content.getbuffer(), private=True)
 
 
-def _anonymise(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    return entry.replace(uid=0, gid=0, uname="root", gname="root", deep=False)
-
-
 def unpack(archive: Path) -> list[NodeSetup]:
-    """The nodes in an archive of `cfel deploy`.
-
-    Raises:
-        InputError: it is none.
-    """
+    """The nodes in an archive of `cfel deploy`."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             with tarfile.open(archive, mode="r:gz") as tar:
@@ -323,6 +299,91 @@ def _read_setup(folder: Path) -> NodeSetup:
     authority, certificate, key = read_credentials(folder / "certificates", identity)
     own = {config.experiment.parent / f"{identity}.toml"}
     files = {path.name: read_bytes(path) for path in folder.iterdir() if path.is_file() and path not in own}
-    revoked = folder / "certificates" / REVOKED
-    listed = read_bytes(revoked) if revoked.exists() else b""
-    return NodeSetup(identity, authority, certificate, key, NodeKit(config.node.addresses, files, listed))
+    kit = NodeKit(config.node.addresses, files, read_revoked(folder / "certificates"))
+    return NodeSetup(identity, authority, certificate, key, kit)
+
+
+_DEFAULT_HOURS = 720.0
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The content of an inventory file."""
+
+    experiment: Path
+    files: tuple[Path, ...]
+    hours: float
+    hosts: Mapping[str, tuple[Identity, ...]]  # the nodes of each host
+    addresses: tuple[str, ...]  # of the edge servers, by number
+
+
+def read_inventory(path: Path) -> Inventory:
+    try:
+        table: dict[str, Any] = parse_toml(read_bytes(path, follow_links=True).decode())
+        return _parse(path.absolute().parent, table)
+    except (StorageError, ValueError) as error:
+        raise ExperimentError(f"{path}: cannot be used: {error}") from error
+
+
+def _parse(folder: Path, table: dict[str, Any]) -> Inventory:
+    reject_unknown("", table, ("experiment", "files", "hours", "hosts"))
+    for key in ("experiment", "hosts"):
+        if key not in table:
+            raise InputError(f"{key} is missing")
+    hosts: dict[str, tuple[Identity, ...]] = {}
+    addresses: dict[int, str] = {}
+    for name, host in check_table("hosts", table["hosts"]).items():
+        hosts[name], own = _parse_host(f"hosts.{name}", host)
+        addresses |= own
+    listed = Counter(node for nodes in hosts.values() for node in nodes)
+    twice = next((node for node, times in listed.items() if times > 1), None)
+    if twice is not None:
+        raise InputError(f"hosts: {twice} is listed twice")
+    if sorted(addresses) != list(range(len(addresses))):
+        raise InputError(f"hosts: edge servers {sorted(addresses)}, their numbers must be 0, 1, 2 …")
+    return Inventory(
+        folder / check_text("experiment", table["experiment"]),
+        tuple(folder / check_text("files", each) for each in check_list("files", table.get("files", []))),
+        check_number("hours", table.get("hours", _DEFAULT_HOURS), above=0),
+        hosts,
+        tuple(addresses[number] for number in sorted(addresses)),
+    )
+
+
+def _parse_host(place: str, given: object) -> tuple[tuple[Identity, ...], dict[int, str]]:
+    """The nodes of a host, and the addresses of its edge servers."""
+    host = check_table(place, given)
+    reject_unknown(place, host, ("address", "nodes"))
+    named = check_list(f"{place}.nodes", host.get("nodes", []))
+    nodes = tuple(parse_identity(check_text(f"{place}.nodes", each)) for each in named)
+    edges = [each.number for each in nodes if each.role == "edge"]
+    if len(edges) > 1:
+        raise InputError(f"{place}.nodes: {len(edges)} edge servers; list each in a host of its own")
+    if edges and "address" not in host:
+        raise InputError(f"{place}.address is missing: others must reach edge-{edges[0]}")
+    return nodes, {number: add_port(check_text(f"{place}.address", host["address"])) for number in edges}
+
+
+def pack_hosts(inventory: Inventory, out: Path) -> list[Path]:
+    """Writes one archive per host, and the operator's directory, into a directory; returns the archives.
+
+    Keys are made here and are in the archives only: a host cannot make its own in advance.
+    """
+    federation = prepare_operator(out, inventory.experiment, inventory.addresses, inventory.files)
+    wanted = set(federation.list_nodes())
+    listed = {node for nodes in inventory.hosts.values() for node in nodes}
+    if wanted != listed:
+        first = min(wanted ^ listed)
+        raise InputError(f"hosts: {first} {'is missing' if first in wanted else 'is not in the experiment'}")
+    archives = {out / f"{name}.tar.gz": nodes for name, nodes in inventory.hosts.items()}
+    for archive, nodes in archives.items():
+        pack([_make_setup(federation, node, inventory.hours) for node in nodes], archive)
+    return list(archives)
+
+
+def _make_setup(federation: OperatorDirectory, node: Identity, hours: float) -> NodeSetup:
+    certificates = federation.certificates
+    issue(certificates, node, hours, federation.find_hosts(node))
+    authority, certificate, key = read_credentials(certificates, node)
+    (certificates / f"{node}.key").unlink()
+    return NodeSetup(node, authority, certificate, key, federation.make_kit())

@@ -18,10 +18,12 @@ and `data_path`, its argument. For all: `import_from`, folders with user-defined
 """
 
 import asyncio
+import ctypes
 import logging
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,7 +41,20 @@ from cfel.deployment.protocol.calls import ExperimentCheck
 from cfel.deployment.security.credentials import read_host_names
 from cfel.deployment.security.identity import Identity
 from cfel.durable import read_bytes, replace_file, translate_os_errors
-from cfel.errors import ExperimentError, InputError, StorageError, find_expected_error
+from cfel.errors import (
+    AllDivergedError,
+    CfelError,
+    CredentialsError,
+    DiskError,
+    ExperimentError,
+    InputError,
+    NotAdmittedError,
+    RunBusyError,
+    SilentEdgeServerError,
+    StorageError,
+    VersionError,
+    find_expected_error,
+)
 from cfel.experiment import Experiment, digest_shared_parts, experiment_toml, load_experiment
 from cfel.experiment.experiment import NODE_KEYS
 from cfel.experiment.sections import reject_unknown
@@ -81,11 +96,6 @@ class NodeFile:
 
 
 def read_node(path: Path) -> NodeFile:
-    """Reads a configuration file.
-
-    Raises:
-        ExperimentError: it cannot be read, or a key is missing, unknown or not allowed.
-    """
     try:
         table: dict[str, Any] = parse_toml(read_bytes(path, follow_links=True).decode())
         reject_unknown("node", table, (*_NEEDED, *_OPTIONAL, *_LOG_KEYS))
@@ -136,7 +146,6 @@ def _check_addresses(given: object) -> tuple[str, ...]:
 
 
 def write_node(path: Path, file: NodeFile) -> None:
-    """Writes a configuration file."""
     node = file.node
     table: dict[str, Any] = {
         "role": node.identity.role,
@@ -167,15 +176,8 @@ def load_samples(name: str, path: Path | None, world: World) -> DeviceData:
 
         def samples(path: Path | None) -> tuple[Tensor, Tensor]:      # inputs, targets; one entry per sample
 
-    They must fit the experiment's data: same shape, same classes, images scaled the same way.
-
-    Args:
-        name: "module:function", or an entry point of the group `cfel.samples`.
-        path: its argument.
-        world: its model must accept the samples.
-
-    Raises:
-        InputError: there is no such path or function, it fails, or its samples do not fit the experiment.
+    It is named as "module:function", or an entry point of the group `cfel.samples`. Its samples must fit the
+    experiment's data: same shape, same classes, images scaled the same way.
     """
     what = f"data = {name!r}"
     found = _call(what, resolve("samples", name, {}, ("path",), code=ANY_CODE), path)
@@ -228,11 +230,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def run_node(path: Path) -> bool:
-    """Runs the node of a configuration file until the experiment is over.
-
-    Returns:
-        Whether the experiment is over; False if the process was asked to stop.
-    """
+    """Runs the node of a configuration file until the experiment is over; False if it was asked to stop."""
     file = read_node(path)
     experiment = file.load_experiment()
     reject_buffering(experiment.aggregation, "a deployment")
@@ -252,11 +250,7 @@ def run_node(path: Path) -> bool:
 
 
 def prepare_directory(directory: Path, experiment: Experiment, world: World) -> None:
-    """Writes into a node's directory what is run there; makes an edge server's directory a run directory.
-
-    Raises:
-        RunDirectoryError: another experiment was run there.
-    """
+    """Writes into a node's directory what is run there; makes an edge server's directory a run directory."""
     text = experiment_toml(experiment)
     if (directory / "experiment.toml").exists():
         reject_other_experiment(directory, text, [".".join(key) for key in NODE_KEYS])
@@ -293,11 +287,7 @@ def _make_dashboard(experiment: Experiment, file: NodeFile) -> ServeStatus:
 
 
 async def run_until_stopped(work: Coroutine[Any, Any, None]) -> bool:
-    """Runs until it is done, a signal to stop arrives, or the parent process has ended.
-
-    Returns:
-        Whether it is done; False if it was stopped.
-    """
+    """Runs until it is done, a signal to stop arrives, or the parent has ended; whether it is done."""
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -319,3 +309,86 @@ async def run_until_stopped(work: Coroutine[Any, Any, None]) -> bool:
         if parent is not None:
             loop.remove_reader(parent.sentinel)
     return True
+
+
+# Exit codes of a node, which tell a supervisor whether to restart it.
+FAILED = 1
+"""Failed: an address in use, the disk, a clock that is behind. Restarting it may help."""
+INVALID = 2
+"""Invalid usage or configuration: arguments, node file, experiment, samples, the dashboard's token."""
+REJECTED = 3
+"""Not admitted: certificate or key missing, damaged, expired or revoked, or another experiment. The message
+names the file and the command."""
+SILENT = 4
+"""A device whose edge server has been silent for `deployment.give_up_seconds`: it missed the end, or the edge
+server is gone for good. If the run continues, start it again."""
+DAMAGED = 5
+"""Its directory is damaged and cannot be recovered, or is of another experiment or version. The message says
+which file, and what to do."""
+DIVERGED = 6
+"""An edge server of a run in which the training of all devices diverged. Started again it goes on from the
+last round, most likely to the same end: use a smaller `local.learning_rate` in a new run."""
+
+OTHER_VERSION = 7
+"""The others speak other versions of the protocol: upgrade the older ones, one version at a time."""
+BUSY = 8
+"""Its directory is in use by another process: the node runs already, perhaps started by hand."""
+
+STOPPED = 130
+"""Asked to stop."""
+
+FINAL = (INVALID, REJECTED, SILENT, DAMAGED, DIVERGED, OTHER_VERSION, BUSY)
+"""Codes after which no supervisor should start a node again: somebody has to change something first."""
+
+
+def choose_exit_code(error: CfelError) -> int:
+    """The exit code of a node that ends with an error."""
+    match error:
+        case InputError():
+            return INVALID
+        case VersionError():
+            return OTHER_VERSION
+        case NotAdmittedError() | CredentialsError():
+            return REJECTED
+        case SilentEdgeServerError():
+            return SILENT
+        case AllDivergedError():
+            return DIVERGED
+        # A full disk may not be full the next time.
+        case DiskError():
+            return FAILED
+        case RunBusyError():
+            return BUSY
+        case StorageError():
+            return DAMAGED
+        case _:
+            return FAILED
+
+
+_PR_SET_NAME = 15
+_MOST_SHORT = 15
+# Fields of /proc/self/stat behind the name in parentheses: where the command line begins and ends.
+_ARG_START, _ARG_END = 45, 46
+
+
+def name_process(name: str) -> None:
+    """Sets the name of this process that `ps` and `top` show, on Linux; elsewhere this does nothing.
+
+    The nodes of `cfel up` are forked from one server process and would all be called like it. There is no
+    function for this in the standard library: the kernel keeps the short name, and reads the long one from
+    the memory where the command line was put when the process started.
+    """
+    if sys.platform != "linux":
+        return
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:_MOST_SHORT], 0, 0, 0)
+        _replace_command_line(name.encode())
+    except (OSError, AttributeError, ValueError, IndexError):
+        return
+
+
+def _replace_command_line(name: bytes) -> None:
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[_ARG_START]), int(fields[_ARG_END])
+    if 0 < begin < end:
+        ctypes.memmove(begin, name[: end - begin - 1].ljust(end - begin, b"\0"), end - begin)

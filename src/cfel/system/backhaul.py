@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Literal, get_args
 
 import networkx as nx
 import numpy as np
@@ -24,13 +25,14 @@ from cfel.errors import FleetFileError, InputError, StorageError, describe_error
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import make_generator
 from cfel.system.value_bits import CHOICES, FLOAT_BITS
+from cfel.validation import Range, check_fields
 
 _MAX_BYTES = 64 * 1024**2
 
 DRAWS = 1000
 """How many random graphs are tried before giving up on a connected one."""
 
-WEIGHTS = ("uniform", "size")
+Weights = Literal["uniform", "size"]
 """What gossip averages towards: the same weight for every cluster, or in proportion to its devices."""
 
 
@@ -49,43 +51,36 @@ class TopologyParameters:
     # "ring", "line", "star", "grid", "complete", "erdos-renyi", "edges", an entry point's name, or
     # "module:function".
     kind: str = "ring"
-    p_edge: float = 0.5  # probability of each edge, in (0, 1]; "erdos-renyi" only
+    # Probability of each edge, in (0, 1]; "erdos-renyi" only.
+    p_edge: Annotated[float, Range(above=0, most=1)] = 0.5
     file: str | None = None  # edge list, two cluster numbers per line; "edges" only
     edges: tuple[tuple[int, int], ...] = ()  # the same as pairs, instead of a file; "edges" only
     # The mean that gossip converges to: "uniform" counts clusters, "size" counts devices.
-    weights: str = "uniform"
+    weights: Weights = "uniform"
     # Energy of a bit over a link between edge servers: a number, or "wired" (1.35e-8) or "radio" (6.3e-8) for
     # published averages; 0, as in the paper, charges nothing.
     joules_per_bit: float | str = 0.0
     # Share of a model's entries that edge servers send in a gossip step, as differences from what their
     # neighbours know, in (0, 1]; 1 with 32 bits for whole models.
-    theta: float = 1.0
+    theta: Annotated[float, Range(above=0, most=1)] = 1.0
     bits: int = FLOAT_BITS  # per value of a difference: 4, 8, 16 or 32
     # How far a model moves in a gossip step of differences, in [0, 1]; 0 chooses 2θ, or θ with 4 bits.
-    step_size: float = 0.0
+    step_size: Annotated[float, Range(least=0, most=1)] = 0.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.kind, str):
-            raise InputError(f"topology.kind = {self.kind!r}: must be a name")
-        if self.file is not None:
-            validation.check_text("topology.file", self.file)
-        validation.check_number("topology.p_edge", self.p_edge, above=0, most=1)
+        if self.bits not in CHOICES or isinstance(self.bits, bool):
+            raise InputError(f"topology.bits = {self.bits!r}: must be one of {', '.join(map(str, CHOICES))}")
+        check_fields("topology", self)
         if not isinstance(self.joules_per_bit, str):
             validation.check_number("topology.joules_per_bit", self.joules_per_bit, least=0)
         elif self.joules_per_bit not in JOULES_PER_BIT:
             known = (*JOULES_PER_BIT, "a number")
             raise InputError(unknown_name("topology.joules_per_bit", self.joules_per_bit, known))
-        validation.check_number("topology.theta", self.theta, above=0, most=1)
-        if self.bits not in CHOICES or isinstance(self.bits, bool):
-            raise InputError(f"topology.bits = {self.bits!r}: must be one of {', '.join(map(str, CHOICES))}")
-        validation.check_number("topology.step_size", self.step_size, least=0, most=1)
         if self.step_size and not self.sends_differences:
             raise InputError(
                 f"topology.step_size = {self.step_size}: whole models are averaged by the weights; it is for "
                 "differences, with topology.theta below 1 or topology.bits below 32"
             )
-        if self.weights not in WEIGHTS:
-            raise InputError(unknown_name("topology.weights", self.weights, WEIGHTS))
         if self.kind == "edges" and (self.file is None) == (not self.edges):
             raise InputError("topology: kind 'edges' needs either `file` or `edges`, one of the two")
         given = enumerate(validation.check_list("topology.edges", self.edges))
@@ -137,10 +132,6 @@ def check_graph(graph: "nx.Graph[int]", clusters: int, kind: str) -> None:
     loop = next(nx.selfloop_edges(graph), None)
     if loop is not None:
         raise InputError(f"topology {kind!r}: cluster {loop[0]} is linked to itself")
-    _check_connected(graph, clusters, kind)
-
-
-def _check_connected(graph: "nx.Graph[int]", clusters: int, kind: str) -> None:
     reached = nx.node_connected_component(graph, 0)
     if len(reached) < clusters:
         cut_off = next(node for node in range(clusters) if node not in reached)
@@ -157,19 +148,8 @@ def _make_graph(clusters: int, edges: Iterable[tuple[int, int]]) -> "nx.Graph[in
     return graph
 
 
-def _line(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
-    return _make_graph(clusters, ((i, i + 1) for i in range(clusters - 1)))
-
-
-def _ring(parameters: TopologyParameters, clusters: int, seed: int) -> "nx.Graph[int]":
-    graph = _line(parameters, clusters, seed)
-    if clusters > 2:
-        graph.add_edge(clusters - 1, 0)
-    return graph
-
-
-def _star(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
-    return _make_graph(clusters, ((0, i) for i in range(1, clusters)))
+def _ring(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
+    return _make_graph(clusters, (nx.cycle_graph if clusters > 2 else nx.path_graph)(clusters).edges)
 
 
 def _grid(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
@@ -178,10 +158,6 @@ def _grid(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
     right = [(i, i + 1) for i in range(clusters - 1) if (i + 1) % columns]
     down = [(i, i + columns) for i in range(clusters - columns)]
     return _make_graph(clusters, right + down)
-
-
-def _complete(_: TopologyParameters, clusters: int, __: int) -> "nx.Graph[int]":
-    return _make_graph(clusters, ((i, j) for i in range(clusters) for j in range(i + 1, clusters)))
 
 
 def _erdos_renyi(parameters: TopologyParameters, clusters: int, seed: int) -> "nx.Graph[int]":
@@ -216,14 +192,11 @@ def read_edges(path: str | Path) -> tuple[tuple[int, int], ...]:
         raise FleetFileError(f"{path}: cannot be read: {describe_error(error)}") from error
     except StorageError as error:
         raise FleetFileError(f"topology.file: {error}") from error
-    rows = [(place, _split_fields(line)) for place, line in enumerate(lines, start=1) if _split_fields(line)]
+    split = ((place, line.partition("#")[0].replace(",", " ").split()) for place, line in enumerate(lines, 1))
+    rows = [(place, fields) for place, fields in split if fields]
     if rows and not any(field.lstrip("-").isdigit() for field in rows[0][1]):
         rows = rows[1:]
     return tuple(_read_edge(path, place, fields) for place, fields in rows)
-
-
-def _split_fields(line: str) -> list[str]:
-    return line.partition("#")[0].replace(",", " ").split()
 
 
 def _read_edge(path: str | Path, place: int, fields: list[str]) -> tuple[int, int]:
@@ -245,10 +218,10 @@ def _check_pair(index: int, edge: object) -> tuple[int, int]:
 KINDS: Mapping[str, Builder] = MappingProxyType(
     {
         "ring": _ring,
-        "line": _line,
-        "star": _star,
+        "line": lambda _, clusters, __: nx.path_graph(clusters),
+        "star": lambda _, clusters, __: nx.star_graph(clusters - 1),
         "grid": _grid,
-        "complete": _complete,
+        "complete": lambda _, clusters, __: nx.complete_graph(clusters),
         "erdos-renyi": _erdos_renyi,
         "edges": _edges,
     }
@@ -354,7 +327,7 @@ def target_weights(weights: str, sizes: ArrayLike) -> FloatArray:
         return validation.make_read_only(np.full(counts.size, 1 / counts.size))
     if weights == "size":
         return validation.make_read_only(counts / counts.sum())
-    raise InputError(unknown_name("topology.weights", weights, WEIGHTS))
+    raise InputError(unknown_name("topology.weights", weights, get_args(Weights)))
 
 
 def describe_bias(weights: str, sizes: ArrayLike) -> str | None:

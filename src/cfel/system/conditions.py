@@ -6,15 +6,15 @@ numbers in a fleet of any size. Others: `device_classes`, `device_tables`. Absen
 """
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from cfel import validation
 from cfel.arrays import BoolArray, FloatArray
-from cfel.errors import InputError, unknown_name
 from cfel.seeding import draw_uniforms
+from cfel.validation import Range, check_fields
 
 PAPER_EXPONENT = 2.0
 
@@ -32,7 +32,7 @@ def clock_energy(clock: ArrayLike, static: ArrayLike, exponent: ArrayLike) -> Fl
     return np.asarray(share + (1.0 - share) * dynamic)
 
 
-REDRAWS = ("edge_round", "global_round", "never")
+Redraw = Literal["edge_round", "global_round", "never"]
 """How often conditions change."""
 
 
@@ -98,15 +98,9 @@ class ConditionModel(Protocol):
         ...
 
 
-def round_index(redraw: str, global_round: int, edge_round: int) -> tuple[int, ...]:
+def round_index(redraw: Redraw, global_round: int, edge_round: int) -> tuple[int, ...]:
     """The part of a seeding key that changes as often as `redraw` says."""
     return {"edge_round": (global_round, edge_round), "global_round": (global_round,), "never": ()}[redraw]
-
-
-def check_redraw(field: str, redraw: str) -> None:
-    """Raises an `InputError` for anything not in `REDRAWS`."""
-    if redraw not in REDRAWS:
-        raise InputError(unknown_name(field, redraw, REDRAWS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,29 +114,24 @@ class RandomConditions:
     gigahertz: tuple[float, float] = (1.0, 2.0)  # lowest and highest CPU frequency f
     bandwidth_megahertz: tuple[float, float] = (1.0, 5.0)  # lowest and highest bandwidth B
     watts: tuple[float, float] = (0.1, 1.0)  # lowest and highest transmission power p
-    seconds_gigahertz: float = 150.0  # seconds one local step takes at 1 GHz
+    seconds_gigahertz: Annotated[float, Range(above=0)] = 150.0  # seconds one local step takes at 1 GHz
     # Joules one local step takes at 1 GHz (0.15 fits the paper's CIFAR-10, 1.5 its FEMNIST).
-    alpha_joules: float = 0.15
-    channel_mean: float = 1.0  # mean of the channel gain h
+    alpha_joules: Annotated[float, Range(least=0)] = 0.15
+    channel_mean: Annotated[float, Range(above=0)] = 1.0  # mean of the channel gain h
     # Least h; 0 is the paper's model as printed, in which a single upload can take hours.
-    channel_floor: float = 0.01
-    noise_watts: float = 0.01  # noise power N0
+    channel_floor: Annotated[float, Range(least=0)] = 0.01
+    noise_watts: Annotated[float, Range(above=0)] = 0.01  # noise power N0
     # Share of a step's energy that a slower clock does not save, in [0, 1]; 0 in the paper.
-    clock_static: float = 0.0
+    clock_static: Annotated[float, Range(least=0, most=1)] = 0.0
     # γ ≥ 0 of the rest, which falls with the clock as s^γ; 2 in the paper.
-    clock_exponent: float = PAPER_EXPONENT
-    redraw: str = "edge_round"  # "edge_round" (the paper), "global_round" or "never"
+    clock_exponent: Annotated[float, Range(least=0)] = PAPER_EXPONENT
+    redraw: Redraw = "edge_round"  # how often they are drawn again; in the paper in every edge round
 
     def __post_init__(self) -> None:
         for field in ("gigahertz", "bandwidth_megahertz", "watts"):
             pair = validation.check_interval(f"conditions.{field}", getattr(self, field), above=0)
             object.__setattr__(self, field, pair)
-        for field in ("seconds_gigahertz", "channel_mean", "noise_watts"):
-            validation.check_number(f"conditions.{field}", getattr(self, field), above=0)
-        for field in ("alpha_joules", "channel_floor", "clock_exponent"):
-            validation.check_number(f"conditions.{field}", getattr(self, field), least=0)
-        validation.check_number("conditions.clock_static", self.clock_static, least=0, most=1)
-        check_redraw("conditions.redraw", self.redraw)
+        check_fields("conditions", self)
 
     def conditions(
         self, seed: int, global_round: int, edge_round: int, devices: int, model_bits: float

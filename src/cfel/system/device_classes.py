@@ -20,11 +20,11 @@ A class may also come from a phone's `power_profile.xml` (Android): `read_power_
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal, NoReturn, get_args
 from xml.parsers import expat
 
 import numpy as np
@@ -34,7 +34,9 @@ from cfel.arrays import FloatArray, IntArray
 from cfel.durable import read_bytes
 from cfel.errors import FleetFileError, InputError, StorageError, unknown_name
 from cfel.seeding import draw_uniforms, make_generator
-from cfel.system.conditions import Conditions, check_redraw, clock_energy, round_index
+from cfel.system.conditions import Conditions, Redraw, clock_energy, round_index
+from cfel.system.tables import parse_number
+from cfel.validation import Range, check_fields
 from cfel.wording import show
 
 
@@ -43,26 +45,22 @@ class DeviceClass:
     """One kind of device."""
 
     name: str  # how a fleet refers to it
-    flops_per_second: float  # sustained floating point operations per second
-    compute_watts: float  # power drawn while computing
-    radio_watts: float  # power drawn while sending
-    uplink_bits_per_second: float  # sustained upload rate
+    flops_per_second: Annotated[float, Range(above=0)]  # sustained floating point operations per second
+    compute_watts: Annotated[float, Range(least=0)]  # power drawn while computing
+    radio_watts: Annotated[float, Range(least=0)]  # power drawn while sending
+    uplink_bits_per_second: Annotated[float, Range(above=0)]  # sustained upload rate
     source: str  # where the figures come from, in words
-    clock_static: float = 0.3  # share of a step's energy that a slower clock does not save, in [0, 1]
+    # Share of a step's energy that a slower clock does not save, in [0, 1].
+    clock_static: Annotated[float, Range(least=0, most=1)] = 0.3
     # γ ≥ 0 of the rest, which falls with the clock as s^γ. The defaults are in the middle of what power
     # profiles of phones show: at half the clock a step takes 0.47 of the energy.
-    clock_exponent: float = 2.0
-    battery_joules: float = math.inf  # a full battery; infinity for mains power
+    clock_exponent: Annotated[float, Range(least=0)] = 2.0
+    # A full battery; infinity for mains power.
+    battery_joules: Annotated[float, Range(above=0, finite=False)] = math.inf
 
     def __post_init__(self) -> None:
         validation.check_text("device class: name", self.name)
-        place = f"device class {self.name!r}"
-        for name in ("flops_per_second", "uplink_bits_per_second"):
-            validation.check_number(f"{place}: {name}", getattr(self, name), above=0)
-        for name in ("compute_watts", "radio_watts", "clock_exponent"):
-            validation.check_number(f"{place}: {name}", getattr(self, name), least=0)
-        validation.check_number(f"{place}: clock_static", self.clock_static, least=0, most=1)
-        validation.check_number(f"{place}: battery_joules", self.battery_joules, above=0, finite=False)
+        check_fields(f"device class {self.name!r}", self)
 
 
 FIGURES = tuple(entry.name for entry in fields(DeviceClass) if entry.name not in ("name", "source"))
@@ -205,74 +203,60 @@ def read_power_profile(path: str | Path) -> PowerProfile:
         content = read_bytes(file, max_bytes=MAX_BYTES, follow_links=True)
     except StorageError as error:
         raise FleetFileError(str(error)) from error
-    return _Profile(file, _EntryReader(file).read(content)).build()
+    return _Profile(file, _read_entries(file, content)).build()
 
 
-@dataclass(slots=True)
-class _EntryReader:
-    """Collects items and arrays; ignores everything else."""
+def _read_entries(path: Path, content: bytes) -> dict[str, _Entry]:
+    """All items and arrays of numbers by name; everything else is ignored."""
+    parser = expat.ParserCreate()
+    entries: dict[str, _Entry] = {}
+    open_tags: list[str] = []
+    texts: list[str] = []
+    values: list[float] = []
+    name, line = "", 0
 
-    path: Path
-    entries: dict[str, _Entry] = field(default_factory=dict)
-    _open: list[str] = field(default_factory=list)
-    _name: str | None = None
-    _line: int = 0
-    _values: list[float] = field(default_factory=list)
-    _text: list[str] = field(default_factory=list)
+    def fail(reason: str, at: int = 0) -> NoReturn:
+        raise FleetFileError(f"{path}, line {at or parser.CurrentLineNumber}: {reason}")
 
-    def read(self, content: bytes) -> dict[str, _Entry]:
-        parser = expat.ParserCreate()
-        parser.XmlDeclHandler = lambda _, encoding, __: self._check_encoding(
-            encoding, parser.CurrentLineNumber
-        )
-        parser.StartDoctypeDeclHandler = lambda *_: self._fail(
-            parser.CurrentLineNumber, "has a document type, which a power profile does not need"
-        )
-        parser.StartElementHandler = lambda tag, given: self._start(tag, given, parser.CurrentLineNumber)
-        parser.EndElementHandler = lambda tag: self._end(tag, parser.CurrentLineNumber)
-        parser.CharacterDataHandler = self._text.append
-        try:
-            parser.Parse(content, True)
-        except expat.ExpatError as error:
-            self._fail(error.lineno, f"is not XML: {expat.errors.messages[error.code]}")
-        return self.entries
-
-    def _check_encoding(self, encoding: str | None, line: int) -> None:
+    def check_encoding(_: str, encoding: str | None, __: int) -> None:
         # For any other, Python would look for a codec of that name, and some are no encodings of text.
         if encoding is not None and encoding.lower() not in _ENCODINGS:
-            self._fail(line, f"encoding {show(encoding)}: must be one of {', '.join(_ENCODINGS)}")
+            fail(f"encoding {show(encoding)}: must be one of {', '.join(_ENCODINGS)}")
 
-    def _start(self, tag: str, given: dict[str, str], line: int) -> None:
-        self._open.append(tag)
-        if len(self._open) > _MAX_DEPTH:
-            self._fail(line, f"has more than {_MAX_DEPTH} elements inside each other")
-        self._text.clear()
+    def start(tag: str, given: dict[str, str]) -> None:
+        nonlocal name, line
+        open_tags.append(tag)
+        if len(open_tags) > _MAX_DEPTH:
+            fail(f"has more than {_MAX_DEPTH} elements inside each other")
+        texts.clear()
         if tag in ("item", "array") and "name" in given:
-            self._name, self._line, self._values = given["name"], line, []
+            name, line = given["name"], parser.CurrentLineNumber
+            values.clear()
 
-    def _end(self, tag: str, line: int) -> None:
-        self._open.pop()
-        if self._name is None:
+    def end(tag: str) -> None:
+        nonlocal name
+        open_tags.pop()
+        if not name:
             return
         if tag in ("item", "value"):
-            self._values.append(self._parse_number("".join(self._text), line))
+            value = parse_number("".join(texts))
+            if value is None or not 0 <= value < math.inf:
+                fail(f"{show(name)}: {show(''.join(texts).strip())}: must be a number ≥ 0")
+            values.append(value)
         if tag in ("item", "array"):
-            if self._name in self.entries:
-                self._fail(self._line, f"{show(self._name)} occurs twice")
-            self.entries[self._name] = _Entry(self._line, tuple(self._values))
-            self._name = None
+            if name in entries:
+                fail(f"{show(name)} occurs twice", line)
+            entries[name], name = _Entry(line, tuple(values)), ""
 
-    def _parse_number(self, text: str, line: int) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not 0 <= value < math.inf:
-            self._fail(line, f"{show(self._name)}: {show(text.strip())}: must be a number ≥ 0")
-        return value
-
-    def _fail(self, line: int, reason: str) -> None:
-        raise FleetFileError(f"{self.path}, line {line}: {reason}")
+    parser.XmlDeclHandler = check_encoding
+    parser.StartDoctypeDeclHandler = lambda *_: fail("has a document type, which no power profile needs")
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler = texts.append
+    try:
+        parser.Parse(content, True)
+    except expat.ExpatError as error:
+        fail(f"is not XML: {expat.errors.messages[error.code]}", error.lineno)
+    return entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +325,8 @@ class _Profile:
         return FleetFileError(f"{self.path}, line {line}: {reason}")
 
 
-RADIOS = ("cellular", "wifi")
+Radio = Literal["cellular", "wifi"]
+RADIOS = get_args(Radio)
 DEFAULT_VOLTS = 3.7
 DEFAULT_FLOPS_PER_CYCLE = 8.0
 """One 128-bit multiply-add a cycle in single precision: 4 lanes × 2."""
@@ -358,19 +343,15 @@ class ProfileOptions:
     """What to add to a profile."""
 
     # Of one core of each cluster, single precision; empty for the default.
-    flops_per_cycle: tuple[float, ...] = ()
-    radio: str = "cellular"  # or "wifi"
-    uplink_bits_per_second: float | None = None  # None for the median of LTE; required for Wi-Fi
-    volts: float | None = None  # of the battery; None for what the profile says, or else 3.7
+    flops_per_cycle: tuple[Annotated[float, Range(above=0)], ...] = ()
+    radio: Radio = "cellular"  # which one uploads
+    # None for the median of LTE; required for Wi-Fi.
+    uplink_bits_per_second: Annotated[float, Range(above=0)] | None = None
+    # Of the battery; None for what the profile says, or else 3.7.
+    volts: Annotated[float, Range(above=0)] | None = None
 
     def __post_init__(self) -> None:
-        for value in self.flops_per_cycle:
-            validation.check_number("flops per cycle", value, above=0)
-        if self.radio not in RADIOS:
-            raise InputError(unknown_name("radio", self.radio, RADIOS))
-        for name in ("uplink_bits_per_second", "volts"):
-            if getattr(self, name) is not None:
-                validation.check_number(name, getattr(self, name), above=0)
+        check_fields("profile", self)
         if self.radio == "wifi" and self.uplink_bits_per_second is None:
             raise InputError("uplink_bits_per_second: is needed for Wi-Fi; a profile does not hold it")
 
@@ -457,14 +438,11 @@ def _choose_radio(profile: PowerProfile, options: ProfileOptions) -> float:
 
 def _milliamps(profile: PowerProfile, clock: FloatArray) -> FloatArray:
     """Of the whole processor, all cores at these shares of their full clock."""
-    return profile.active_milliamps + sum(
-        (each.shared_milliamps + each.cores * _core_milliamps(each, clock) for each in profile.clusters),
-        start=np.zeros_like(clock),
-    )
-
-
-def _core_milliamps(cluster: CpuCluster, clock: FloatArray) -> FloatArray:
-    return np.interp(clock * cluster.kilohertz[-1], cluster.kilohertz, cluster.milliamps)
+    total = np.full_like(clock, profile.active_milliamps)
+    for each in profile.clusters:
+        core = np.interp(clock * each.kilohertz[-1], each.kilohertz, each.milliamps)
+        total += each.shared_milliamps + each.cores * core
+    return total
 
 
 def _peak_flops(profile: PowerProfile, rates: tuple[float, ...], clock: FloatArray) -> FloatArray:
@@ -491,14 +469,17 @@ class HardwareConditions:
     """
 
     classes: Mapping[str, float]  # class name → share (sum 1) or → count (sum = number of devices)
-    flops_per_sample: float  # floating point operations to train on one sample once (ResNet-20: 123.9e6)
-    batch: int = 50  # samples per local step
-    utilisation: float = 1.0  # share of the sustained rate that training reaches, in (0, 1]
+    # Floating point operations to train on one sample once (ResNet-20: 123.9e6).
+    flops_per_sample: Annotated[float, Range(above=0)]
+    batch: Annotated[int, Range(least=1)] = 50  # samples per local step
+    # Share of the sustained rate that training reaches, in (0, 1].
+    utilisation: Annotated[float, Range(above=0, most=1)] = 1.0
     # J in [0, 1); computing and upload times are multiplied by independent U[1−J, 1+J) factors.
-    jitter: float = 0.0
-    redraw: str = "edge_round"  # how often the jitter is drawn again: "edge_round", "global_round" or "never"
+    jitter: Annotated[float, Range(least=0, below=1)] = 0.0
+    redraw: Redraw = "edge_round"  # how often the jitter is drawn again
     extra_classes: tuple[DeviceClass, ...] = ()  # user-defined classes; they take precedence over the library
-    battery_share: float = 0.0  # share of its class's battery that a device may use; 0 for no limit
+    # Share of its class's battery that a device may use; 0 for no limit.
+    battery_share: Annotated[float, Range(least=0, most=1)] = 0.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.classes, Mapping):
@@ -510,12 +491,7 @@ class HardwareConditions:
             if name not in known:
                 raise InputError(unknown_name("conditions.classes", name, known))
             validation.check_number(f"conditions.classes[{name!r}]", amount, above=0)
-        validation.check_number("conditions.flops_per_sample", self.flops_per_sample, above=0)
-        validation.check_whole("conditions.batch", self.batch, least=1)
-        validation.check_number("conditions.utilisation", self.utilisation, above=0, most=1)
-        validation.check_number("conditions.jitter", self.jitter, least=0, below=1)
-        check_redraw("conditions.redraw", self.redraw)
-        validation.check_number("conditions.battery_share", self.battery_share, least=0, most=1)
+        check_fields("conditions", self)
 
     def _known(self) -> dict[str, DeviceClass]:
         return {**DEVICE_CLASSES, **{row.name: row for row in self.extra_classes}}

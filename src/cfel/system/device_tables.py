@@ -12,15 +12,15 @@ the order in which they first appear. The file must hold every combination once.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray, IntArray
-from cfel.errors import FleetFileError, InputError, unknown_name
+from cfel.errors import FleetFileError, InputError
 from cfel.system.conditions import Conditions
-from cfel.system.tables import Table, number_texts, read_table
-from cfel.validation import make_read_only
+from cfel.system.tables import Table, number_texts, parse_number, read_table
+from cfel.validation import check_fields, make_read_only
 from cfel.wording import plural
 
 COSTS = ("mu", "alpha", "nu", "power")
@@ -86,9 +86,6 @@ def _read_names(table: Table) -> tuple[str, ...]:
     return names
 
 
-AFTER_END = ("repeat", "hold", "reject")
-
-
 @dataclass(frozen=True, slots=True)
 class TraceParameters:
     """Which trace to follow."""
@@ -98,13 +95,10 @@ class TraceParameters:
     file: str
     # What follows the last round of a trace that is shorter than the run: "repeat" starts again from its
     # first round, "hold" keeps its last, "reject" is an error before the run.
-    after_end: str = "repeat"
+    after_end: Literal["repeat", "hold", "reject"] = "repeat"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.file, str) or not self.file:
-            raise InputError(f"conditions.file = {self.file!r}: must be the path of a trace")
-        if self.after_end not in AFTER_END:
-            raise InputError(unknown_name("conditions.after_end", self.after_end, AFTER_END))
+        check_fields("conditions", self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +177,7 @@ def _read_devices(table: Table) -> IntArray:
     """Numbers of devices; if none of them is a number, names in the order in which they first appear."""
     # By distinct values: a long trace repeats every device in each of its rounds.
     codes, labels = number_texts(table.texts("device"))
-    numbers = [_read_number(text) for text in labels]
+    numbers = [parse_number(text) for text in labels]
     if all(number is None for number in numbers):
         return codes
     if None in numbers:
@@ -194,13 +188,6 @@ def _read_devices(table: Table) -> IntArray:
     if odd.any():
         raise table.error("device", int(np.argmax(odd)), "a whole number ≥ 0")
     return np.asarray(values, dtype=np.int64)
-
-
-def _read_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _sort_rows(table: Table, keys: list[IntArray], shape: tuple[int, int, int]) -> IntArray:

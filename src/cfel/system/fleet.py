@@ -1,11 +1,15 @@
-"""The fleet of an experiment: how many devices, in which clusters, under which conditions.
+"""The fleet of an experiment: its devices and clusters, their conditions, and who takes part.
 
 `FleetParameters` is the experiment file's `[fleet]`; `build_fleet` turns it into a `Fleet`, which gives the
-conditions of any edge round. Tables of devices for planning a single round are in `traces`.
+conditions of any edge round. Applied on top of any condition model: some devices are absent, some batteries
+run out, and of the rest a sample may be asked; a device that does not take part costs nothing.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,20 +19,259 @@ from cfel.arrays import BoolArray, FloatArray, IntArray
 from cfel.errors import InputError
 from cfel.membership import FleetChange, Membership, RoundLoss, list_memberships, start_membership
 from cfel.seeding import draw_uniforms
-from cfel.system.availability import (
-    Availability,
-    AvailabilityTrace,
-    Participation,
-    is_exhausted,
-    read_availability,
-)
-from cfel.system.conditions import ConditionModel, Conditions, RandomConditions
+from cfel.system.conditions import ConditionModel, Conditions, RandomConditions, round_index
 from cfel.system.device_classes import HardwareConditions
 from cfel.system.device_tables import TraceParameters, read_trace
+from cfel.system.tables import Table, number_texts, read_table
+from cfel.validation import Range, check_fields
+from cfel.wording import plural, show
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """When devices are absent (`away` in the experiment file)."""
+
+    # Chance of a device to miss a global round, drawn per device and global round.
+    away_probability: Annotated[float, Range(least=0, most=1)] = 0.0
+    # (device, from_round, to_round) triples; the device misses these global rounds, both included.
+    away: tuple[tuple[int, int, int], ...] = ()
+    file: str | None = None  # intervals in which devices are there (`AvailabilityTrace`); None for always
+    # Seconds of the file's clock that a global round stands for.
+    round_seconds: Annotated[float, Range(above=0)] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields("availability", self)
+        given = enumerate(validation.check_list("availability.away", self.away))
+        object.__setattr__(self, "away", tuple(_check_absence(i, triple) for i, triple in given))
+        if (self.file is None) != (self.round_seconds is None):
+            raise InputError("availability.file: needs round_seconds, and round_seconds needs a file")
+
+    def check_devices(self, devices: int) -> None:
+        """Raises an `InputError` if the absence of an unknown device is listed."""
+        for i, (device, _, _) in enumerate(self.away):
+            if device >= devices:
+                raise InputError(
+                    f"availability.away[{i}]: unknown device {device} (allowed: 0 to {devices - 1})"
+                )
+
+    def is_absent(self, seed: int, global_round: int, devices: int) -> BoolArray:
+        """Whether each device misses this global round."""
+        self.check_devices(devices)
+        absent = np.zeros(devices, dtype=bool)
+        # Streams are keyed by purpose, so leaving out this draw does not shift any other.
+        if self.away_probability > 0:
+            drawn = draw_uniforms(seed, "availability", (global_round,), devices, 1)[:, 0]
+            absent = drawn < self.away_probability
+        absent[[device for device, first, last in self.away if first <= global_round <= last]] = True
+        return absent
+
+
+def _check_absence(index: int, triple: object) -> tuple[int, int, int]:
+    field = f"availability.away[{index}]"
+    if not isinstance(triple, list | tuple) or len(triple) != 3:
+        raise InputError(f"{field} = {triple!r}: must be device, first and last global round")
+    device, first, last = (validation.check_whole(field, part, least=0) for part in triple)
+    if first > last:
+        raise InputError(f"{field} = {triple!r}: the first round must not be after the last")
+    return device, first, last
+
+
+def is_exhausted(battery_joules: ArrayLike, spent_joules: ArrayLike) -> BoolArray:
+    """Whether each device has spent the charge of its battery; infinity is mains power."""
+    charge = validation.check_floats("battery", battery_joules, least=0, finite=False)
+    spent = validation.check_floats("spent joules", spent_joules, length=charge.size, least=0)
+    return np.asarray(spent >= charge)
+
+
+_NUMBER = re.compile(r"[0-9]{1,15}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AvailabilityTrace:
+    """When devices were there: one entry per interval, and how long a global round is on its clock.
+
+    After its last end a trace starts again.
+    """
+
+    source: str  # the file, for messages
+    device: IntArray  # whose interval it is
+    # start and end: seconds since the first start.
+    start: FloatArray
+    end: FloatArray
+    round_seconds: float  # seconds of the trace that a global round stands for
+    # Number of named devices; None if the file has numbers, where a device without a row is absent.
+    named: int | None
+
+    def is_absent(self, global_round: int, devices: int) -> BoolArray:
+        """Whether each device is absent at the beginning of a global round."""
+        if self.named is not None and devices > self.named:
+            raise InputError(
+                f"fleet.devices = {devices}: {self.source} has only {plural(self.named, 'device')}"
+            )
+        now = (global_round * self.round_seconds) % float(self.end.max())
+        there = self.device[(self.start <= now) & (now < self.end)]
+        absent = np.ones(devices, dtype=bool)
+        absent[there[there < devices]] = False
+        return absent
+
+
+def read_availability(path: str | Path, round_seconds: float) -> AvailabilityTrace:
+    """Reads an availability trace, CSV or Parquet, with a row per interval.
+
+    Columns: `device`, `start` and `end` (seconds; a device is there from the start until just before the
+    end). Devices are numbers 0 … N−1, or names, which are numbered in order of first appearance. The form
+    with a row per device and round is a trace of conditions (`device_tables`, column `available`).
+    """
+    table = read_table(path, ("device", "start", "end"), ("start", "end"), ("device",))
+    start, end = table.floats("start"), table.floats("end")
+    wrong = end <= start
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise table.error("end", row, f"after the start, which is {start[row]:g} there")
+    first = float(start.min())
+    device, named = _number_devices(table)
+    return AvailabilityTrace(str(path), device, start - first, end - first, round_seconds, named)
+
+
+def _number_devices(table: Table) -> tuple[IntArray, int | None]:
+    codes, labels = number_texts(table.texts("device"))
+    if all(_NUMBER.fullmatch(label) for label in labels):
+        return np.array([int(label) for label in labels], dtype=np.int64)[codes], None
+    return codes, len(labels)
+
+
+Period = Literal["edge_round", "global_round"]
+Chances = Literal["uniform", "samples"]
+
+
+class Sample(NamedTuple):
+    """Whether each device is asked, and how much it counts within its cluster; None: as the scheme says."""
+
+    chosen: BoolArray
+    weight: FloatArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class Participation:
+    """Which of the available devices are asked in an edge round: all of them, or a random sample per cluster.
+
+    A sample is a function of the experiment's seed and the round, so that all schemes, simulator and
+    deployment ask the same devices. Sizes of samples are fixed: the number asked for is spread over
+    clusters by their size, with at least one device each. Sampled by `samples`, a device's chance is
+    proportional to its training samples, and `Sample.weight` makes the average of the sample an unbiased
+    estimate of the average by samples.
+    """
+
+    amount: float = 1.0  # a share of all devices in (0, 1], or a whole number of them
+    per: Period = "edge_round"  # how often a sample is drawn
+    by: Chances = "uniform"  # "samples" for chances proportional to the number of training samples
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.amount, int | float) and not isinstance(self.amount, bool)
+        if not number or not (self.amount >= 1 if isinstance(self.amount, int) else 0 < self.amount <= 1):
+            raise InputError(
+                f"fleet.participation = {show(self.amount)}: must be a share of the devices, > 0 and ≤ 1.0, "
+                "such as 0.2, or a number of devices, such as 20"
+            )
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether fewer than all devices are asked; a whole number always counts as such."""
+        return isinstance(self.amount, int) or self.amount < 1
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether the numbers of training samples decide who is asked."""
+        return self.is_sampled and self.by == "samples"
+
+    def count(self, sizes: IntArray) -> IntArray:
+        """Devices to ask in each cluster, given the sizes of the clusters."""
+        # An edge server that has just joined has no devices yet.
+        devices, clusters = int(sizes.sum()), int(np.count_nonzero(sizes))
+        total = self.amount
+        if isinstance(total, int):
+            if not clusters <= total <= devices:
+                hint = "; write 1.0 for all devices" if total == 1 else ""
+                raise InputError(
+                    f"fleet.participation = {total}: must be a number of devices from {clusters}, one in "
+                    f"each cluster, to {devices}{hint}"
+                )
+        else:
+            total = max(clusters, round(total * devices))
+        counts = np.zeros_like(sizes)
+        counts[sizes > 0] = _apportion(total, sizes[sizes > 0])
+        return counts
+
+    def draw(
+        self,
+        key: tuple[int, int, int],
+        cluster: IntArray,
+        counts: IntArray,
+        present: BoolArray,
+        samples: FloatArray | None,
+    ) -> Sample:
+        """Draws the devices to ask, of those that are present; where these are too few, all of them.
+
+        The key is the experiment's seed, global round and edge round.
+        """
+        seed, global_round, edge_round = key
+        index = round_index(self.per, global_round, edge_round)
+        # Always two draws per device, so that both ways of sampling use the same stream.
+        order, start = draw_uniforms(seed, "participation", index, cluster.size, 2).T
+        chosen, weight = np.zeros(cluster.size, dtype=bool), np.ones(cluster.size)
+        by_samples = self.by == "samples"
+        if by_samples and samples is None:
+            raise InputError("fleet.participation_by = 'samples': the numbers of samples are not known")
+        ranked = np.lexsort((order, cluster))
+        ranked = ranked[present[ranked]]
+        ends = np.searchsorted(cluster[ranked], np.arange(1, counts.size))
+        for who, count in zip(np.split(ranked, ends), counts.tolist(), strict=True):
+            if by_samples and samples is not None and who.size:
+                chances = inclusion_chances(samples[who], count)
+                chosen[who[_draw_systematically(chances, float(start[who[0]]))]] = True
+                weight[who] = samples[who] / chances
+            else:
+                chosen[who[:count]] = True
+        return Sample(chosen, weight if by_samples else None)
+
+
+def inclusion_chances(sizes: FloatArray, count: int) -> FloatArray:
+    """Chances that sum to `count`, proportional to sizes > 0; those above 1 are 1, others share the rest."""
+    chances, free = np.ones(sizes.size), np.ones(sizes.size, dtype=bool)
+    left = min(count, sizes.size)
+    while left and free.any():
+        shares = left * sizes / sizes[free].sum()
+        certain = free & (shares >= 1)
+        chances[free] = shares[free]
+        if not certain.any():
+            break
+        chances[certain] = 1.0
+        free &= ~certain
+        left -= int(certain.sum())
+    return chances
+
+
+def _draw_systematically(chances: FloatArray, start: float) -> IntArray:
+    """Systematic sampling: exactly Σ chances entries, each with its own chance, from one uniform draw."""
+    total = round(float(chances.sum()))
+    # One pointer in every unit interval of the running sum; rounding must not push the last one off its end.
+    ends = np.cumsum(chances)
+    ends[-1] = max(ends[-1], float(total))
+    return np.searchsorted(ends, np.arange(total) + start, side="right").astype(np.int64)
+
+
+def _apportion(total: int, sizes: IntArray) -> IntArray:
+    """Spreads a number of devices over clusters by size: at least one each, never more than there are."""
+    wanted = sizes * (total / sizes.sum())
+    counts: IntArray = np.maximum(1, np.floor(wanted)).astype(np.int64)
+    for _ in range(total - int(counts.sum())):
+        counts[int(np.argmax(np.where(counts < sizes, wanted - counts, -np.inf)))] += 1
+    for _ in range(int(counts.sum()) - total):
+        counts[int(np.argmax(np.where(counts > 1, counts - wanted, -np.inf)))] -= 1
+    return counts
+
 
 ConditionParameters = RandomConditions | HardwareConditions | TraceParameters
-
-
 MAX_DEVICES = 10**7
 MAX_CLUSTERS = 4096
 """Mixing weights are a square matrix of this size."""
@@ -45,7 +288,7 @@ class FleetParameters:
         availability: which devices are absent when.
         battery_joules: charge of every battery, one number for all or one per device; None for mains power.
         participation: devices asked in an edge round, a share in (0, 1] or a whole number; 1.0 for all.
-        participation_per: how often they are drawn, per "edge_round" or per "global_round".
+        participation_per: how often they are drawn.
         participation_by: chances of devices, all alike ("uniform") or by their training "samples".
         estimate_error: how wrong plans are about μ, α and ν of every device, in [0, 1): each is taken to be
             up to that share more or less, the same throughout the run. Costs are those of the true values.
@@ -58,20 +301,20 @@ class FleetParameters:
             `cfel fleet replay` writes them.
     """
 
-    devices: int = 64
+    devices: Annotated[int, Range(least=1, most=MAX_DEVICES)] = 64
     clusters: int | tuple[int, ...] = 8
     conditions: ConditionParameters = field(default_factory=RandomConditions)
     availability: Availability = field(default_factory=Availability)
     battery_joules: float | tuple[float, ...] | None = None
     participation: float = 1.0
-    participation_per: str = "edge_round"
-    participation_by: str = "uniform"
-    estimate_error: float = 0.0
+    participation_per: Period = "edge_round"
+    participation_by: Chances = "uniform"
+    estimate_error: Annotated[float, Range(least=0, below=1)] = 0.0
     changes: tuple[FleetChange, ...] = ()
     losses: tuple[RoundLoss, ...] = ()
 
     def __post_init__(self) -> None:
-        validation.check_whole("fleet.devices", self.devices, least=1, most=MAX_DEVICES)
+        check_fields("fleet", self)
         if isinstance(self.clusters, Sequence):
             object.__setattr__(self, "clusters", _check_sizes(self.clusters, self.devices))
         else:
@@ -84,7 +327,6 @@ class FleetParameters:
             object.__setattr__(self, "battery_joules", tuple(battery.tolist()))
         elif self.battery_joules is not None:
             validation.check_number("fleet.battery_joules", self.battery_joules, least=0, finite=False)
-        validation.check_number("fleet.estimate_error", self.estimate_error, least=0, below=1)
         self.availability.check_devices(self.devices)
         if isinstance(self.conditions, HardwareConditions):
             self.conditions.check_devices(self.devices)
@@ -209,32 +451,22 @@ def build_fleet(parameters: FleetParameters, seed: int = 0) -> Fleet:
 
     The experiment's seed decides which device has the battery of which class.
     """
-    given = parameters.conditions
+    given, away, battery = parameters.conditions, parameters.availability, parameters.battery_joules
+    joules = None if battery is None else np.broadcast_to(np.asarray(battery, float), parameters.devices)
+    if isinstance(given, HardwareConditions) and given.battery_share:
+        joules = given.battery_joules(seed, parameters.devices)
     return Fleet(
         cluster=parameters.assign_clusters(),
         sizes=cluster_sizes(parameters.devices, parameters.clusters),
         model=read_trace(given.file, hold=given.after_end == "hold")
         if isinstance(given, TraceParameters)
         else given,
-        availability=parameters.availability,
-        battery_joules=_find_batteries(parameters, seed),
-        trace=_read_trace(parameters.availability),
+        availability=away,
+        battery_joules=joules,
+        trace=read_availability(away.file, away.round_seconds) if away.file and away.round_seconds else None,
         participation=parameters.sampling(),
         estimate_error=parameters.estimate_error,
     )
-
-
-def _read_trace(given: Availability) -> AvailabilityTrace | None:
-    if given.file is None or given.round_seconds is None:
-        return None
-    return read_availability(given.file, given.round_seconds)
-
-
-def _find_batteries(parameters: FleetParameters, seed: int) -> FloatArray | None:
-    if isinstance(parameters.conditions, HardwareConditions) and parameters.conditions.battery_share:
-        return parameters.conditions.battery_joules(seed, parameters.devices)
-    given = parameters.battery_joules
-    return None if given is None else np.broadcast_to(np.asarray(given, dtype=np.float64), parameters.devices)
 
 
 def cluster_sizes(devices: int, clusters: int | Sequence[int]) -> IntArray:

@@ -6,7 +6,7 @@ CSV the heading is line 1; the rows of a Parquet file count from 1. Parquet need
 
 import csv
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -256,15 +256,13 @@ def _read_csv_file(
     places = {place: name for place, name in enumerate(names) if name in {*numbers, *texts}}
     parts: dict[str, list[NDArray[Any]]] = {name: [np.empty(0)] for name in places.values()}
     records = islice(_read_records(file, errors="strict"), 1, None)
-    while chunk := [fields for _, fields in islice(records, CHUNK)]:
+    while chunk := list(islice(records, CHUNK)):
         try:
-            columns = list(zip(*chunk, strict=True))
-            if len(columns) != len(headings):
-                raise ValueError(f"{len(columns)} fields")  # noqa: TRY301 — found below, with its line
+            columns = list(zip(headings, *(fields for _, fields in chunk), strict=True))
             for place, name in places.items():
-                parts[name].append(_convert(columns[place], name in numbers))
+                parts[name].append(_convert(columns[place][1:], name in numbers))
         except ValueError as error:
-            raise _find_bad_record(file, headings, numbers, str(error)) from error
+            raise _find_bad_record(file, headings, numbers, chunk) from error
     return {name: np.concatenate(found[1:] or found) for name, found in parts.items()}
 
 
@@ -303,26 +301,31 @@ def _read_record(file: Path, row: int) -> tuple[int, dict[str, str]]:
 
 
 def _find_bad_record(
-    file: Path, headings: list[str], numbers: Collection[str], reason: str
+    file: Path, headings: list[str], numbers: Collection[str], records: Iterable[tuple[int, list[str]]]
 ) -> FleetFileError:
-    places = {place: name.strip() for place, name in enumerate(headings) if name.strip() in numbers}
-    line, place, fields = 0, 0, headings
-    try:
-        for line, fields in islice(_read_records(file), 1, None):
-            if len(fields) != len(headings):
+    """The error for the first of some records that has too many or too few fields, or no number in one."""
+    for line, fields in records:
+        if len(fields) != len(headings):
+            return FleetFileError(
+                f"{file}, line {line}: has {len(fields)} fields, must have {len(headings)}"
+                f"{_suspect_decimal_commas(fields, headings)}"
+            )
+        for heading, field in zip(headings, fields, strict=True):
+            if heading.strip() in numbers and field and parse_number(field) is None:
+                value = field.strip()
+                comma = ", with a point as decimal mark" if re.fullmatch(r"[-+]?\d*,\d+", value) else ""
                 return FleetFileError(
-                    f"{file}, line {line}: has {len(fields)} fields, must have {len(headings)}"
-                    f"{_suspect_decimal_commas(fields, headings)}"
+                    f"{file}, line {line}, column {heading.strip()!r}: {value!r}: must be a number{comma}"
                 )
-            for place in places:
-                float(fields[place] or "nan")
+    raise AssertionError("one of the records was bad")
+
+
+def parse_number(text: str) -> float | None:
+    """The number that a text is; None for other texts."""
+    try:
+        return float(text)
     except ValueError:
-        value = fields[place].strip()
-        comma = ", with a point as decimal mark" if re.fullmatch(r"[-+]?\d*,\d+", value) else ""
-        return FleetFileError(
-            f"{file}, line {line}, column {places[place]!r}: {value!r}: must be a number{comma}"
-        )
-    return FleetFileError(f"{file}: cannot be read: {reason}")
+        return None
 
 
 def _suspect_decimal_commas(fields: list[str], headings: list[str]) -> str:

@@ -13,6 +13,7 @@ from cfel.deployment.coordinator.state import initial_coordinator_state
 from cfel.deployment.host import STUCK_SECONDS
 from cfel.deployment.protocol.edge_requests import (
     FetchCommand,
+    MixCommand,
     NewestRequest,
     PeerModelRequest,
     PlanCommand,
@@ -22,7 +23,7 @@ from cfel.deployment.security.identity import Identity
 from cfel.errors import DiskError, RejectedError, UnreachableError
 from cfel.learning.models.flat import FlatModel
 from tests.deployment.conftest import deployed
-from tests.deployment.memory_federation import led_edge_server, until
+from tests.deployment.memory_federation import claim_term, led_edge_server, until
 from tests.deployment.samples import RECORD
 
 EDGE, OTHER = Identity("edge", 0), Identity("edge", 1)
@@ -44,6 +45,36 @@ def test_a_successor_hears_of_the_plan_under_way(tmp_path: Path) -> None:
             assert newest.plan is not None
             assert newest.plan.rho.tolist() == [0.5] * 6
             under_way.cancel()
+
+    asyncio.run(play())
+
+
+def test_a_successor_that_is_two_gossip_steps_behind_hears_of_both(tmp_path: Path) -> None:
+    """Else its record would say that this edge server has mixed in one of them only."""
+
+    async def play() -> None:
+        async with led_edge_server(EDGE, OTHER, deployed(), tmp_path) as (federation, calls):
+            state, rows = initial_coordinator_state(federation.world, 0.0), ((1.0, 0.0, 0.0),) * 3
+            steps = [MixCommand(1, (0, 0, step), rows, False, state) for step in range(2)]
+            answers = [await calls.call(EDGE, each, 5) for each in steps]
+            assert [await calls.call(EDGE, each, 5) for each in steps] == answers
+            await federation.kill(EDGE)
+            federation.start(EDGE)
+            await until("it is back", lambda: EDGE in federation.network.members)
+            await claim_term(OTHER, EDGE, 1, federation.network)
+            assert [await calls.call(EDGE, each, 5) for each in steps] == answers
+
+    asyncio.run(play())
+
+
+def test_a_model_comes_with_the_uploads_in_it(tmp_path: Path) -> None:
+    """Who takes it may be the only one left who knows; a device that moves would send its upload again."""
+
+    async def play() -> None:
+        async with led_edge_server(EDGE, OTHER, deployed(), tmp_path) as (federation, calls):
+            server = federation.edges[0].server
+            server.state = replace(server.state, last_used_rounds={1: (2, 0)})
+            assert (await calls.call(EDGE, PeerModelRequest(None), 5)).last_used_rounds == {1: (2, 0)}
 
     asyncio.run(play())
 

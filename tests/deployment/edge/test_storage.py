@@ -53,8 +53,9 @@ STATE = EdgeState(
     previous_model=FIRST,
     reports={(3, 0, 0): PlanAnswer((DeviceResult(0, 0.5, 0.1, 1.0, 5, 100, 0.5, None),), (0, 1), 2.5)},
     last_used_rounds={4: (3, 0)},
-    gossip=MixAnswer((2, 4, 0), ((0.5, 0.5), (0.5, 0.5)), "0" * 64, None),
+    gossip=MixAnswer((2, 4, 1), ((0.5, 0.5), (0.5, 0.5)), "0" * 64, None),
     coordinator_state=COORDINATOR,
+    earlier_mixes=(MixAnswer((2, 4, 0), ((0.5, 0.5), (0.5, 0.5)), "1" * 64, None),),
 )
 
 
@@ -82,7 +83,7 @@ def test_there_and_back(tmp_path: Path) -> None:
     found = _disk(tmp_path).load()
     assert _same(found.model, SECOND)
     assert _same(found.previous_model, FIRST)
-    for name in ("position", "reports", "last_used_rounds", "gossip"):
+    for name in ("position", "reports", "last_used_rounds", "gossip", "earlier_mixes"):
         assert getattr(found, name) == getattr(STATE, name)
     assert encode(found.coordinator_state) == encode(COORDINATOR)
     assert found.coordinator_state is not None

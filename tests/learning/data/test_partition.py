@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cfel.arrays import IntArray
 from cfel.errors import InputError
 from cfel.learning.data import DataSet, synthetic
-from cfel.learning.data.partition import PartitionParameters, hold_out
+from cfel.learning.data.partition import DataParameters, hold_out
 from cfel.learning.data.partition import partition as partition_clusters
 from cfel.plugins import BUILT_IN_ONLY
 
@@ -21,7 +21,7 @@ RULES = ("iid", "dirichlet", "shards", "classes", "sizes")
 
 
 def partition(
-    data: DataSet, devices: int, parameters: PartitionParameters, seed: int
+    data: DataSet, devices: int, parameters: DataParameters, seed: int
 ) -> tuple[DataSet, list[IntArray]]:
     """All devices in one cluster."""
     return partition_clusters(data, np.zeros(devices, dtype=np.int64), parameters, seed)
@@ -46,7 +46,7 @@ def _written(writers: list[int], test_writers: list[int]) -> DataSet:
 @settings(max_examples=15, deadline=None)
 @given(devices=st.integers(1, 300), beta=st.floats(0.01, 100), seed=st.integers(0, 99))
 def test_every_sample_goes_to_exactly_one_device(rule: str, devices: int, beta: float, seed: int) -> None:
-    parameters = PartitionParameters(rule, beta=beta, classes_per_device=6)
+    parameters = DataParameters(partition=rule, beta=beta, classes_per_device=6)
     data, parts = partition(DATA, devices, parameters, seed)
     assert data is DATA
     assert len(parts) == devices
@@ -57,7 +57,7 @@ def test_every_sample_goes_to_exactly_one_device(rule: str, devices: int, beta: 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_seed_decides(rule: str) -> None:
-    parameters = PartitionParameters(rule)
+    parameters = DataParameters(partition=rule)
     one, two, other = (np.concatenate(partition(DATA, 9, parameters, seed)[1]).tolist() for seed in (0, 0, 1))
     assert one == two
     assert one != other
@@ -66,7 +66,7 @@ def test_the_seed_decides(rule: str) -> None:
 def _skew(beta: float) -> float:
     """The mean over devices of the largest class's share."""
     labels = DATA.train_targets.numpy()
-    _, parts = partition(DATA, 20, PartitionParameters("dirichlet", beta=beta), 0)
+    _, parts = partition(DATA, 20, DataParameters(partition="dirichlet", beta=beta), 0)
     return float(np.mean([np.bincount(labels[part]).max() / len(part) for part in parts]))
 
 
@@ -76,20 +76,22 @@ def test_a_small_beta_means_one_sided_devices() -> None:
 
 
 def test_devices_are_topped_up_to_the_least() -> None:
-    _, parts = partition(_labelled([100] * 3), 30, PartitionParameters("dirichlet", 0.001, least=10), 0)
+    _, parts = partition(
+        _labelled([100] * 3), 30, DataParameters(partition="dirichlet", beta=0.001, least=10), 0
+    )
     assert [len(part) for part in parts] == [10] * 30
 
 
 def test_shards_hold_few_labels() -> None:
     labels = DATA.train_targets.numpy()
-    _, parts = partition(DATA, 50, PartitionParameters("shards", shards=2), 0)
+    _, parts = partition(DATA, 50, DataParameters(partition="shards", shards=2), 0)
     assert max(len(np.unique(labels[part])) for part in parts) <= 4
     assert {len(part) for part in parts} == {40}
 
 
 def test_by_writer_each_device_is_one_writer_and_tests_on_their_samples() -> None:
     data = _written([3, 1, 1, 2, 3, 9, 3], [1, 2, 3, 3])
-    restricted, parts = partition(data, 2, PartitionParameters("writer"), 0)
+    restricted, parts = partition(data, 2, DataParameters(partition="writer"), 0)
     assert restricted.train_writers is not None
     assert restricted.test_writers is not None
     owners = [np.unique(restricted.train_writers[part]).tolist() for part in parts]
@@ -101,7 +103,7 @@ def test_by_writer_each_device_is_one_writer_and_tests_on_their_samples() -> Non
 def test_writers_differ_with_the_seed() -> None:
     data = _written(list(range(50)), list(range(50)))
     first, second = (
-        partition(data, 5, PartitionParameters("writer"), seed)[0].train_writers for seed in (0, 1)
+        partition(data, 5, DataParameters(partition="writer"), seed)[0].train_writers for seed in (0, 1)
     )
     assert first is not None
     assert second is not None
@@ -112,29 +114,29 @@ def test_ten_thousand_devices_take_no_time() -> None:
     data = synthetic(72_000, (1,))
     for rule in RULES:
         began = time.process_time()
-        _, parts = partition(data, 10_000, PartitionParameters(rule, beta=0.3), 0)
+        _, parts = partition(data, 10_000, DataParameters(partition=rule, beta=0.3), 0)
         assert time.process_time() - began < 2
         assert len(parts) == 10_000
 
 
 def test_errors_name_what_is_wrong() -> None:
     with pytest.raises(InputError, match=r"2000 .*'synthetic' .*2001 devices"):
-        partition(DATA, 2001, PartitionParameters("iid"), 0)
+        partition(DATA, 2001, DataParameters(partition="iid"), 0)
     with pytest.raises(InputError, match="names no writers"):
-        partition(DATA, 2, PartitionParameters("writer"), 0)
+        partition(DATA, 2, DataParameters(partition="writer"), 0)
     with pytest.raises(InputError, match="has 2 writers, 3 are needed"):
-        partition(_written([1, 2, 4], [1, 2]), 3, PartitionParameters("writer"), 0)
+        partition(_written([1, 2, 4], [1, 2]), 3, DataParameters(partition="writer"), 0)
     with pytest.raises(InputError, match="too few for 1500 × 2 shards"):
-        partition(DATA, 1500, PartitionParameters("shards"), 0)
+        partition(DATA, 1500, DataParameters(partition="shards"), 0)
     with pytest.raises(InputError, match="partition: unknown 'dirichelt'; did you mean 'dirichlet'"):
-        partition(DATA, 2, PartitionParameters("dirichelt"), 0)
+        partition(DATA, 2, DataParameters(partition="dirichelt"), 0)
     with pytest.raises(InputError, match="beta"):
-        PartitionParameters("dirichlet", beta=0)
+        DataParameters(partition="dirichlet", beta=0)
     with pytest.raises(InputError, match="least"):
-        PartitionParameters("dirichlet", least=0)
+        DataParameters(partition="dirichlet", least=0)
     floats = DataSet("line", torch.zeros(9, 1), torch.zeros(9), torch.zeros(1, 1), torch.zeros(1), 1)
     with pytest.raises(InputError, match="needs class labels"):
-        partition(floats, 3, PartitionParameters("dirichlet"), 0)
+        partition(floats, 3, DataParameters(partition="dirichlet"), 0)
 
 
 def _labelled(counts: list[int]) -> DataSet:
@@ -154,7 +156,7 @@ def test_every_device_holds_as_many_classes_as_asked_and_every_class_has_as_many
     """8 devices × 3 classes over 6 classes of 40: each class is on 4 devices, with 10 samples each."""
     data = _labelled([40] * 6)
     counts = np.array(
-        _counts(data, partition(data, 8, PartitionParameters("classes", classes_per_device=3), 0)[1])
+        _counts(data, partition(data, 8, DataParameters(partition="classes", classes_per_device=3), 0)[1])
     )
     assert ((counts == 10) | (counts == 0)).all()
     assert (counts > 0).sum(1).tolist() == [3] * 8
@@ -173,7 +175,7 @@ def test_every_device_holds_as_many_classes_as_asked_and_every_class_has_as_many
 )
 def test_sizes_are_as_asked(sizes: str | tuple[int, ...], wanted: list[int]) -> None:
     """Of 100 samples each of 4 devices gets 2; the other 92 are cut at 1:2:3:4, 1:4:9:16 or e⁰:e¹:e²:e³."""
-    _, parts = partition(_labelled([50, 50]), 4, PartitionParameters("sizes", sizes=sizes), 0)
+    _, parts = partition(_labelled([50, 50]), 4, DataParameters(partition="sizes", sizes=sizes), 0)
     assert [len(part) for part in parts] == wanted
     assert len(np.unique(np.concatenate(parts))) == sum(wanted)
 
@@ -181,20 +183,20 @@ def test_sizes_are_as_asked(sizes: str | tuple[int, ...], wanted: list[int]) -> 
 def test_mixtures_are_as_asked_until_a_class_is_used_up() -> None:
     """The devices ask for 0.9 + 0.5 of class 0, which has 28: so each gets 20 samples in all."""
     data = _labelled([28, 100])
-    _, parts = partition(data, 2, PartitionParameters("distribution", distribution=((9, 1), (1, 1))), 0)
+    _, parts = partition(data, 2, DataParameters(partition="distribution", distribution=((9, 1), (1, 1))), 0)
     assert _counts(data, parts) == [[18, 2], [10, 10]]
 
 
 def test_mixtures_may_be_those_of_clusters() -> None:
     data = _labelled([60, 60])
-    rows = PartitionParameters("distribution", distribution=((1, 0), (0.25, 0.75)))
+    rows = DataParameters(partition="distribution", distribution=((1, 0), (0.25, 0.75)))
     _, parts = partition_clusters(data, np.array([0, 0, 1, 1]), rows, 0)
     assert _counts(data, parts) == [[24, 0], [24, 0], [6, 18], [6, 18]]
 
 
 def test_several_writers_on_each_device() -> None:
     data = _written(list(range(9)) * 2, list(range(9)))
-    restricted, parts = partition(data, 3, PartitionParameters("writer", writers_per_device=2), 0)
+    restricted, parts = partition(data, 3, DataParameters(partition="writer", writers_per_device=2), 0)
     assert restricted.train_writers is not None
     owners = [np.unique(restricted.train_writers[part]).tolist() for part in parts]
     assert [len(owner) for owner in owners] == [2, 2, 2]
@@ -202,7 +204,7 @@ def test_several_writers_on_each_device() -> None:
 
 
 def test_a_test_set_by_other_writers_is_kept_whole() -> None:
-    restricted, parts = partition(_written([1, 1, 2, 3], [7, 8]), 2, PartitionParameters("writer"), 0)
+    restricted, parts = partition(_written([1, 1, 2, 3], [7, 8]), 2, DataParameters(partition="writer"), 0)
     assert len(restricted.test_targets) == 2
     assert sorted(map(len, parts)) in ([1, 1], [1, 2])
 
@@ -210,7 +212,7 @@ def test_a_test_set_by_other_writers_is_kept_whole() -> None:
 def _distances(cluster_beta: float, beta: float) -> tuple[float, float]:
     """How far apart class shares are: clusters from all devices, and devices from their cluster."""
     data, cluster = synthetic(24_000, (1,), classes=5), np.repeat(np.arange(4), 5)
-    parameters = PartitionParameters("dirichlet", beta, cluster_beta, least=20)
+    parameters = DataParameters(partition="dirichlet", beta=beta, cluster_beta=cluster_beta, least=20)
     _, parts = partition_clusters(data, cluster, parameters, 0)
     counts = np.array(_counts(data, parts), dtype=float)
     shares = counts / counts.sum(1, keepdims=True)
@@ -236,19 +238,19 @@ def test_clusters_get_samples_in_proportion_to_their_devices() -> None:
     """Six devices and two: three quarters of the samples, on average over many classes."""
     data = synthetic(24_000, (1,), classes=400)
     cluster = np.array([0] * 6 + [1] * 2)
-    _, parts = partition_clusters(data, cluster, PartitionParameters("dirichlet", 5.0, 2.0), 0)
+    _, parts = partition_clusters(
+        data, cluster, DataParameters(partition="dirichlet", beta=5.0, cluster_beta=2.0), 0
+    )
     assert sum(map(len, parts[:6])) / 20_000 == pytest.approx(0.75, abs=0.02)
 
 
-def _reversed(
-    data: DataSet, cluster: IntArray, _: PartitionParameters, __: np.random.Generator
-) -> list[IntArray]:
+def _reversed(data: DataSet, cluster: IntArray, _: DataParameters, __: np.random.Generator) -> list[IntArray]:
     return np.array_split(np.arange(len(data.train_targets))[::-1], cluster.size)
 
 
 def test_a_rule_of_ones_own() -> None:
     own = BUILT_IN_ONLY.add_objects({"<data.partition reversed>": _reversed})
-    parameters = PartitionParameters("<data.partition reversed>")
+    parameters = DataParameters(partition="<data.partition reversed>")
     _, parts = partition_clusters(_labelled([6]), np.zeros(2, dtype=np.int64), parameters, 0, own)
     assert [part.tolist() for part in parts] == [[3, 4, 5], [0, 1, 2]]
 
@@ -267,31 +269,36 @@ def test_a_rule_of_ones_own() -> None:
 def test_wrong_rules_of_ones_own(parts: list[list[float]], message: str) -> None:
     own = BUILT_IN_ONLY.add_objects({"<r>": lambda *_: parts})
     with pytest.raises(InputError, match=f"partition '<r>': {message}"):
-        partition_clusters(_labelled([6]), np.zeros(2, dtype=np.int64), PartitionParameters("<r>"), 0, own)
+        partition_clusters(
+            _labelled([6]), np.zeros(2, dtype=np.int64), DataParameters(partition="<r>"), 0, own
+        )
 
 
 def test_foreign_code_is_not_run() -> None:
     with pytest.raises(InputError, match="partition: 'os:getcwd' is not built in"):
-        partition(DATA, 2, PartitionParameters("os:getcwd"), 0)
+        partition(DATA, 2, DataParameters(partition="os:getcwd"), 0)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rule": "classes", "classes_per_device": 9}, r"classes_per_device = 9: .* from 2.* to 6"),
+        ({"partition": "classes", "classes_per_device": 9}, r"classes_per_device = 9: .* from 2.* to 6"),
         (
-            {"rule": "classes", "classes_per_device": 1},
+            {"partition": "classes", "classes_per_device": 1},
             r"classes_per_device = 1: with 4 devices and 6 classes",
         ),
         ({"sizes": "cubic"}, "data.sizes: unknown 'cubic'"),
         ({"sizes": (3, 0)}, r"data.sizes\[1\] = 0"),
-        ({"rule": "sizes", "sizes": (3, 4)}, "2 numbers with the sum 7; must be one for each of 4 devices"),
-        ({"rule": "sizes", "sizes": (999, 999, 1, 2)}, "with a sum of at most 2000"),
         (
-            {"rule": "distribution"},
+            {"partition": "sizes", "sizes": (3, 4)},
+            "2 numbers with the sum 7; must be one for each of 4 devices",
+        ),
+        ({"partition": "sizes", "sizes": (999, 999, 1, 2)}, "with a sum of at most 2000"),
+        (
+            {"partition": "distribution"},
             "has 0 rows; must have one for each of 4 devices, or for each of 1 clusters",
         ),
-        ({"rule": "distribution", "distribution": ((1, 2),)}, r"distribution\[0\] = .*must be 6 shares"),
+        ({"partition": "distribution", "distribution": ((1, 2),)}, r"distribution\[0\] = .*must be 6 shares"),
         ({"distribution": ((1, -2),)}, r"data.distribution\[0\]\[1\] = -2"),
         ({"distribution": (1, 2)}, r"data.distribution\[0\] = 1: must be a list"),
         ({"cluster_beta": 0}, "data.cluster_beta = 0"),
@@ -300,7 +307,7 @@ def test_foreign_code_is_not_run() -> None:
 )
 def test_wrong_values_of_the_rules_keys(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        partition(DATA, 4, PartitionParameters(**changes), 0)
+        partition(DATA, 4, DataParameters(**changes), 0)
 
 
 def _numbered(labels: list[int]) -> DataSet:

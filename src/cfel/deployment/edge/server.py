@@ -666,20 +666,19 @@ class EdgeServer:
         """Fetches others' models for a gossip step."""
         await self._admit_command(caller, command)
         state, at = self.state, command.position
-        if state.gossip is not None and state.has_mixed(at):
-            return FetchAnswer(state.position, (), state.gossip.rows, self._used_rounds(by_clusters=False))
         if at < state.position:
-            return FetchAnswer(state.position, (), None)  # a late copy of the command: this step is over
+            # Carried out under an earlier coordinator, or a late copy of the command.
+            rows = state.gossip.rows if state.gossip is not None and state.has_mixed(at) else None
+            return FetchAnswer(state.position, (), rows, self._tell_used())
         self._phase = "gossip"
         active = self._list_neighbours(self.world.setting.backhaul_at(*at))
         wanted = [j for j in active if j in command.present]
         models = await self._fetch_models(command, wanted)
-        used = self._used_rounds(by_clusters=False)
-        return FetchAnswer(self.state.position, tuple(sorted(models)), None, used)
+        return FetchAnswer(self.state.position, tuple(sorted(models)), None, self._tell_used())
 
-    def _used_rounds(self, *, by_clusters: bool) -> dict[int, Round]:
-        """Per device, its last upload in the model here: for those that get the model, or the coordinator."""
-        return dict(self.state.last_used_rounds) if self._by_clusters == by_clusters else {}
+    def _tell_used(self) -> dict[int, Round]:
+        """Per device, its last upload in the model here, for a coordinator that keeps account of devices."""
+        return {} if self._by_clusters else dict(self.state.last_used_rounds)
 
     async def mix(self, caller: Identity, command: MixCommand) -> MixAnswer:
         """Averages its model with others', or returns the stored answer if it has done so."""
@@ -689,19 +688,20 @@ class EdgeServer:
         weights = {j: weight for j, weight in enumerate(command.rows[self.number]) if weight}
         fetched: dict[int, FlatModel] = {}
         # Outside the lock, because fetching may take as long as `gossip_seconds`.
-        if not self.state.has_mixed(at):
+        if self.state.find_mix(at) is None:
             wanted = [j for j in weights if j != self.number]
             fetched = await self._fetch_models(command, wanted)
         async with self._busy:
             state = self.state
-            if state.gossip is not None and state.has_mixed(at):
-                return state.gossip
+            if (known := state.find_mix(at)) is not None:
+                return known
             self._check_position(at)
             own = state.model if self._public is None else await self._public.publish(state, at)
             models = {**fetched, self.number: own}
             if missing := sorted(weights.keys() - models.keys()):
                 raise RejectedError(f"models of edge servers {missing} are missing")
             mixed, answer = await self.host.compute.run(lambda: self._average(models, weights, command))
+            earlier = (*state.earlier_mixes, *filter(None, [state.gossip]))
             after = replace(
                 state,
                 position=after_gossip_step(self.world, at),
@@ -711,6 +711,8 @@ class EdgeServer:
                 gossip=answer,
                 coordinator_state=command.state,
                 public=None if self._public is None else own,
+                # A successor may ask again for any gossip step since the last record.
+                earlier_mixes=tuple(each for each in earlier if each.position[0] == at[0]),
             )
             await self._advance(after)
             # Models of a step are large; none of them is needed again.
@@ -764,7 +766,8 @@ class EdgeServer:
         if request.sha256 not in (None, encoded.sha256):
             raise RejectedError(f"is at {state.position}, and has another model by now")
         part = await self._models.part(encoded, request.offset, request.most_bytes)
-        used = {} if request.offset else self._used_rounds(by_clusters=True)
+        # Who takes the model may be the only one who knows what is in it.
+        used = {} if request.offset else dict(state.last_used_rounds)
         return PeerModelAnswer(state.position, encoded.sha256, part, used)
 
     async def _encode(self, request: PeerModelRequest) -> EncodedModel:

@@ -58,6 +58,13 @@ class EdgeState:
     own_rounds: Mapping[Position, OwnRound] = field(default_factory=dict)
     # Where edge servers send differences: what its neighbours know of its model; None before the first step.
     public: FlatModel | None = None
+    # Its answers about the gossip steps of the same global round before the last one.
+    earlier_mixes: tuple[MixAnswer, ...] = ()
+
+    def find_mix(self, at: Position) -> MixAnswer | None:
+        """Its answer about a gossip step of the last global round in which it mixed."""
+        known = (*self.earlier_mixes, *filter(None, [self.gossip]))
+        return next((each for each in known if each.position == at), None)
 
     def has_mixed(self, at: Position) -> bool:
         """Whether the last gossip step was this one."""
@@ -76,6 +83,7 @@ class _Stored(msgspec.Struct, frozen=True):
     book: dict[Count, DeviceEntry] = {}
     own_rounds: dict[Position, OwnRound] = {}
     public: Digest | None = None
+    earlier_mixes: tuple[MixAnswer, ...] = ()
 
 
 class EdgeDisk:
@@ -126,6 +134,7 @@ class EdgeDisk:
             stored.book,
             stored.own_rounds,
             None if stored.public is None else self._kept[stored.public],
+            stored.earlier_mixes,
         )
 
     def begin_anew(self) -> EdgeState:
@@ -147,7 +156,17 @@ class EdgeDisk:
         reports, used_rounds = dict(state.reports), dict(state.last_used_rounds)
         newest = state.coordinator_state
         own = dict(state.book), dict(state.own_rounds)
-        stored = _Stored(state.position, names, reports, used_rounds, state.gossip, newest, *own, public)
+        stored = _Stored(
+            state.position,
+            names,
+            reports,
+            used_rounds,
+            state.gossip,
+            newest,
+            *own,
+            public,
+            state.earlier_mixes,
+        )
         state_file.save(self._disk, self._path, {}, encode(stored))
         self._kept = {name: model for name, model in self._kept.items() if name in kept}
         # Also those that were written just before a crash.

@@ -373,8 +373,7 @@ class PeerModelAnswer(msgspec.Struct, frozen=True):
     position: Position  # where the edge server is
     sha256: Digest  # of the whole model
     model: Body  # the part
-    # With the first part, where a fleet is planned by clusters: per device, the round of its last upload that
-    # went into this model. Elsewhere the coordinator knows.
+    # With the first part: per device, the round of its last upload that went into this model.
     last_used_rounds: dict[Count, Round] = {}
 
 

@@ -16,19 +16,20 @@ it is given. Data are indexed, not copied, except by writer. User-defined rules 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias, cast
+from typing import Annotated, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
 from cfel import validation
 from cfel.arrays import FloatArray, IntArray
-from cfel.errors import InputError, unknown_name
+from cfel.errors import InputError
 from cfel.learning.data.dataset import DataSet
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, call_part, resolve
 from cfel.seeding import make_generator
+from cfel.validation import Range, check_fields
 
 SIZES: Mapping[str, Callable[[FloatArray], FloatArray]] = MappingProxyType(
     {
@@ -43,45 +44,66 @@ SIZES: Mapping[str, Callable[[FloatArray], FloatArray]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionParameters:
-    """How training samples are spread over the devices; `DataParameters` says what the values mean."""
+class DataParameters:
+    """The experiment file's `[data]`."""
 
-    rule: str = "iid"
-    beta: float = 1.0
-    cluster_beta: float | None = None
-    least: int = 2
-    shards: int = 2
-    classes_per_device: int = 2
+    name: str = "digits"  # a built-in data set, an entry point's name, or "module:function"
+    # The folder or file where it is; without it, "cifar10" and "femnist" are downloaded.
+    path: str | None = None
+    # How samples are spread over devices: "iid" at random, "dirichlet" with different shares of every class,
+    # "classes" with the same number of classes each, "shards" with a few classes each, "sizes" unevenly,
+    # "distribution" in given mixtures of classes, "writer" by who made them, or a user-defined
+    # "module:function".
+    partition: str = "dirichlet"
+    # With "dirichlet", concentration of the distribution over devices, > 0; the smaller, the more the devices
+    # differ.
+    beta: Annotated[float, Range(above=0)] = 1.0
+    # With "dirichlet", concentration of a distribution over clusters, > 0; `beta` is then the one within each
+    # cluster. By default clusters play no part.
+    cluster_beta: Annotated[float, Range(above=0)] | None = None
+    # With "dirichlet" and "sizes", every device gets at least this many samples, ≥ 1.
+    least: Annotated[int, Range(least=1)] = 2
+    shards: Annotated[int, Range(least=1)] = 2  # with "shards", shards per device, ≥ 1
+    classes_per_device: Annotated[int, Range(least=1)] = 2  # with "classes", ≥ 1
+    # With "sizes", samples per device: a list of numbers; or "equal", "linear", "square" or "exponential" in
+    # the number of the device.
     sizes: str | tuple[int, ...] = "equal"
-    distribution: tuple[tuple[float, ...], ...] = ()
-    writers_per_device: int = 1
+    # With "distribution", shares of the classes, one list per device or one per cluster.
+    distribution: tuple[tuple[Annotated[float, Range(least=0)], ...], ...] = ()
+    writers_per_device: Annotated[int, Range(least=1)] = 1  # with "writer", ≥ 1
+    batch: Annotated[int, Range(least=1)] = 50  # samples in a mini-batch, ≥ 1
+    augment: str = "none"  # "none", "flip", "crop_flip", or a user-defined "module:function"
+    # Share of every device's training samples to test on instead of the test set, and not to train on, in [0,
+    # 0.9]. For choosing a learning rate.
+    held_out: Annotated[float, Range(least=0, most=0.9)] = 0.0
+    task: str | None = None  # a user-defined task ("module:function") instead of data set, model and loss
 
     def __post_init__(self) -> None:
-        validation.check_text("data.partition", self.rule)
-        validation.check_number("data.beta", self.beta, above=0)
-        if self.cluster_beta is not None:
-            validation.check_number("data.cluster_beta", self.cluster_beta, above=0)
-        for key in ("least", "shards", "classes_per_device", "writers_per_device"):
-            validation.check_whole(f"data.{key}", getattr(self, key), least=1)
+        check_fields("data", self)
         if isinstance(self.sizes, str):
-            if self.sizes not in SIZES:
-                raise InputError(unknown_name("data.sizes", self.sizes, SIZES))
+            validation.check_name("data.sizes", self.sizes, SIZES)
         else:
             for place, size in enumerate(validation.check_list("data.sizes", self.sizes)):
                 validation.check_whole(f"data.sizes[{place}]", size, least=1)
-        for place, row in enumerate(validation.check_list("data.distribution", self.distribution)):
-            shares = validation.check_list(f"data.distribution[{place}]", row)
-            validation.check_floats(f"data.distribution[{place}]", cast(ArrayLike, shares), least=0)
+
+    def check_target(self, field: str, target: float | None) -> None:
+        """Raises an `InputError` for an accuracy above 1; a user-defined task may have any metric."""
+        if target is not None and target > 1 and self.task is None:
+            hint = f": {target / 100:g} is {target:g} %" if target <= 100 else ""
+            raise InputError(f"{field} = {target:g}: must be at most 1, as accuracy is a share{hint}")
+
+    def folder(self) -> Path | None:
+        return None if self.path is None else Path(self.path)
 
 
-Rule: TypeAlias = Callable[[DataSet, IntArray, PartitionParameters, np.random.Generator], Sequence[IntArray]]
+Rule: TypeAlias = Callable[[DataSet, IntArray, DataParameters, np.random.Generator], Sequence[IntArray]]
 """(data, cluster of each device, parameters, generator) → the training samples of each device, by index."""
 
 
 def partition(
     data: DataSet,
     cluster: IntArray,
-    parameters: PartitionParameters,
+    parameters: DataParameters,
     seed: int,
     code: CodePolicy = BUILT_IN_ONLY,
 ) -> tuple[DataSet, list[IntArray]]:
@@ -90,17 +112,17 @@ def partition(
     Returns the data set, and for each device the ascending indices of its training samples. By writer, the
     data set holds only the drawn writers, also for testing.
     """
-    rule, devices, samples = find_rule(parameters.rule, code), cluster.size, len(data.train_targets)
-    each = parameters.least if parameters.rule in ("dirichlet", "sizes") else 1
+    rule, devices, samples = find_rule(parameters.partition, code), cluster.size, len(data.train_targets)
+    each = parameters.least if parameters.partition in ("dirichlet", "sizes") else 1
     if devices < 1 or samples < devices * each:
         reason = "" if each == 1 else f", as each needs {each} (data.least)"
         raise InputError(
             f"partition: {samples} samples of {data.name!r} are too few for {devices} devices{reason}"
         )
     draw = make_generator(seed, "partition")
-    if parameters.rule == "writer":
+    if parameters.partition == "writer":
         data = _draw_writers(data, devices * parameters.writers_per_device, draw)
-    what = f"partition {parameters.rule!r}"
+    what = f"partition {parameters.partition!r}"
     return data, _check_parts(what, call_part(what, rule, data, cluster, parameters, draw), data, devices)
 
 
@@ -131,14 +153,14 @@ def _check_parts(what: str, parts: Sequence[IntArray], data: DataSet, devices: i
 
 
 def partition_iid(
-    data: DataSet, cluster: IntArray, _: PartitionParameters, draw: np.random.Generator
+    data: DataSet, cluster: IntArray, _: DataParameters, draw: np.random.Generator
 ) -> list[IntArray]:
     """Splits shuffled samples; sizes differ by at most one."""
     return np.array_split(draw.permutation(len(data.train_targets)), cluster.size)
 
 
 def partition_dirichlet(
-    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
+    data: DataSet, cluster: IntArray, parameters: DataParameters, draw: np.random.Generator
 ) -> list[IntArray]:
     """Splits each class over the devices in shares drawn from Dirichlet(β, …, β).
 
@@ -162,7 +184,7 @@ def partition_dirichlet(
 
 
 def partition_by_classes(
-    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
+    data: DataSet, cluster: IntArray, parameters: DataParameters, draw: np.random.Generator
 ) -> list[IntArray]:
     """Gives each device `classes_per_device` classes, and splits each class evenly over its devices."""
     labels, devices, wanted = _require_labels(data, "classes"), cluster.size, parameters.classes_per_device
@@ -186,7 +208,7 @@ def partition_by_classes(
 
 
 def partition_by_shards(
-    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
+    data: DataSet, cluster: IntArray, parameters: DataParameters, draw: np.random.Generator
 ) -> list[IntArray]:
     """Cuts the samples, sorted by label, into devices × shards pieces, and gives each device `shards`."""
     labels, devices, shards = _require_labels(data, "shards"), cluster.size, parameters.shards
@@ -201,7 +223,7 @@ def partition_by_shards(
 
 
 def partition_by_sizes(
-    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
+    data: DataSet, cluster: IntArray, parameters: DataParameters, draw: np.random.Generator
 ) -> list[IntArray]:
     """Splits shuffled samples by given numbers, or in shares that grow with the device's number."""
     samples, devices, sizes = len(data.train_targets), cluster.size, parameters.sizes
@@ -220,7 +242,7 @@ def partition_by_sizes(
 
 
 def partition_by_distribution(
-    data: DataSet, cluster: IntArray, parameters: PartitionParameters, draw: np.random.Generator
+    data: DataSet, cluster: IntArray, parameters: DataParameters, draw: np.random.Generator
 ) -> list[IntArray]:
     """Gives all devices about equally many samples, as many as there are, in the mixtures asked for."""
     labels, devices = _require_labels(data, "distribution"), cluster.size
@@ -239,7 +261,7 @@ def partition_by_distribution(
 
 
 def partition_by_writer(
-    data: DataSet, cluster: IntArray, _: PartitionParameters, __: np.random.Generator
+    data: DataSet, cluster: IntArray, _: DataParameters, __: np.random.Generator
 ) -> list[IntArray]:
     """Deals the writers to the devices in turn."""
     rank = np.unique(_require_writers(data), return_inverse=True)[1]

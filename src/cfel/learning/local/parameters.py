@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Unpack, get_args
+from typing import Annotated, Any, Literal, Unpack
 
 from cfel import validation
-from cfel.errors import InputError, unknown_name
+from cfel.errors import InputError
 from cfel.learning.local.algorithm import LocalAlgorithm
 from cfel.system.batch_shares import DEFAULT_OVERHEAD
+from cfel.validation import Range, check_fields
 
 Schedule = Literal["constant", "linear", "cosine", "step"]
 ScheduleBy = Literal["rounds", "budget"]
@@ -67,59 +68,31 @@ class LocalParameters:
 
     algorithm: str = "sgd"
     options: Mapping[str, Any] = field(default_factory=dict)
-    learning_rate: float = 0.05
+    learning_rate: Annotated[float, Range(above=0)] = 0.05
     schedule: Schedule = "constant"
     schedule_by: ScheduleBy = "rounds"
-    warmup: float = 0.0
-    final_rate: float = 0.0
-    decay_at: tuple[float, ...] = (0.5, 0.75)
-    decay_factor: float = 0.1
-    momentum: float = 0.9
+    warmup: Annotated[float, Range(least=0, below=1)] = 0.0
+    final_rate: Annotated[float, Range(least=0, most=1)] = 0.0
+    decay_at: tuple[Annotated[float, Range(above=0, below=1)], ...] = (0.5, 0.75)
+    decay_factor: Annotated[float, Range(above=0, most=1)] = 0.1
+    momentum: Annotated[float, Range(least=0, below=1)] = 0.9
     nesterov: bool = False
     momentum_state: MomentumState = "keep"
-    weight_decay: float = 0.0
-    clip_gradient: float | None = None
+    weight_decay: Annotated[float, Range(least=0)] = 0.0
+    clip_gradient: Annotated[float, Range(above=0)] | None = None
     steps: StepRule = "bernoulli"
-    step_overhead: float = DEFAULT_OVERHEAD
+    step_overhead: Annotated[float, Range(least=0, below=1)] = DEFAULT_OVERHEAD
     estimator: Estimator = "reuse"
-    fresh_batches: int = 2
+    fresh_batches: Annotated[int, Range(least=2)] = 2
     precision: Precision = "float32"
-    kept_energy_at: tuple[float, ...] = ()
+    kept_energy_at: tuple[Annotated[float, Range(least=0, most=1)], ...] = ()
 
     def __post_init__(self) -> None:
-        validation.check_text("local.algorithm", self.algorithm)
+        check_fields("local", self)
         if not isinstance(self.options, Mapping):
             raise InputError(f"local.options = {self.options!r}: must be a table")
-        validation.check_number("local.learning_rate", self.learning_rate, above=0)
-        validation.check_number("local.momentum", self.momentum, least=0, below=1)
-        validation.check_switch("local.nesterov", self.nesterov)
         if self.nesterov and not self.momentum:
             raise InputError("local.nesterov = true: needs local.momentum > 0")
-        validation.check_number("local.weight_decay", self.weight_decay, least=0)
-        if self.clip_gradient is not None:
-            validation.check_number("local.clip_gradient", self.clip_gradient, above=0)
-        validation.check_number("local.step_overhead", self.step_overhead, least=0, below=1)
-        validation.check_whole("local.fresh_batches", self.fresh_batches, least=2)
-        for place, share in enumerate(validation.check_list("local.kept_energy_at", self.kept_energy_at)):
-            validation.check_number(f"local.kept_energy_at[{place}]", share, least=0, most=1)
-        self._check_schedule()
-        for name, kind in (
-            ("schedule", Schedule),
-            ("schedule_by", ScheduleBy),
-            ("momentum_state", MomentumState),
-            ("steps", StepRule),
-            ("estimator", Estimator),
-            ("precision", Precision),
-        ):
-            if getattr(self, name) not in get_args(kind):
-                raise InputError(unknown_name(f"local.{name}", getattr(self, name), get_args(kind)))
-
-    def _check_schedule(self) -> None:
-        validation.check_number("local.warmup", self.warmup, least=0, below=1)
-        validation.check_number("local.final_rate", self.final_rate, least=0, most=1)
-        validation.check_number("local.decay_factor", self.decay_factor, above=0, most=1)
-        for place, share in enumerate(validation.check_list("local.decay_at", self.decay_at)):
-            validation.check_number(f"local.decay_at[{place}]", share, above=0, below=1)
 
     def find_rate(self, used: float) -> float:
         """The share of the learning rate that the schedule leaves when a share `used` of the run is over."""

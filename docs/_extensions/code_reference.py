@@ -128,15 +128,13 @@ class Commands(_Lines):
     def lines(self) -> list[str]:
         """A section per command with its help."""
         os.environ["COLUMNS"] = "80"
-        return [line for name in docstrings.find("cfel.cli.options.SUMMARIES") for line in _help(name)]
+        return [line for name in docstrings.find("cfel.cli.dispatch.COMMANDS") for line in _help(name)]
 
 
 def _help(name: str) -> list[str]:
-    from cfel.cli.dispatch import find_command
+    from cfel.cli.dispatch import build_parser
 
-    parser = argparse.ArgumentParser(prog="cfel")
-    commands = parser.add_subparsers()
-    find_command(name).register(commands, name)
+    (commands,) = build_parser(name)._subparsers._group_actions
     whole = commands.choices[name]
     sections = [(name, whole)]
     for action in whole._actions:

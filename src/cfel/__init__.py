@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from cfel.learning.data.dataset import DataSet
     from cfel.learning.task import Task
     from cfel.metric import Metric
-    from cfel.report.pictures import Picture
+    from cfel.report.figures import Picture
     from cfel.runlog.records import RoundRecord
 
 __version__ = "0.1.0"
@@ -60,35 +60,23 @@ __all__ = [
     "tune",
 ]
 
-_MODULES = {
-    "BudgetWarning": "errors",
-    "CfelError": "errors",
-    "Comparison": "api.results",
-    "DataSet": "learning.data.dataset",
-    "Experiment": "experiment.experiment",
-    "FleetPlan": "api.plan",
-    "InputError": "errors",
-    "Metric": "metric",
-    "MissingExtraError": "extras",
-    "Picture": "report.pictures",
-    "RoundProblem": "control.problem",
-    "RoundRecord": "runlog.records",
-    "RunResult": "api.results",
-    "Simulation": "api.runs",
-    "Solution": "control.problem",
-    "Sweep": "api.results",
-    "Task": "learning.task",
-    "Tuning": "api.results",
-    "compare": "api.runs",
-    "load": "api.runs",
-    "plan": "api.plan",
-    "run": "api.runs",
-    "simulate": "api.runs",
-    "solve": "control.solve",
-    "sweep": "api.runs",
-    "tune": "api.tuning",
+_NAMES = {
+    "api.plan": ("FleetPlan", "plan"),
+    "api.results": ("Comparison", "RunResult", "Sweep", "Tuning"),
+    "api.runs": ("Simulation", "compare", "load", "run", "simulate", "sweep"),
+    "api.tuning": ("tune",),
+    "control.problem": ("RoundProblem", "Solution"),
+    "control.solve": ("solve",),
+    "errors": ("BudgetWarning", "CfelError", "InputError"),
+    "experiment.experiment": ("Experiment",),
+    "extras": ("MissingExtraError",),
+    "learning.data.dataset": ("DataSet",),
+    "learning.task": ("Task",),
+    "metric": ("Metric",),
+    "report.figures": ("Picture",),
+    "runlog.records": ("RoundRecord",),
 }
 
 if not TYPE_CHECKING:
     # Hidden from type checkers, which would otherwise accept any name.
-    __getattr__, __dir__ = import_on_use(__name__, _MODULES)
+    __getattr__, __dir__ = import_on_use(__name__, _NAMES)

@@ -150,7 +150,13 @@ def find_host_energy(sysfs: Path, power_file: Path | None, device: str) -> HostE
     """Finds this host's counters; that of a GPU is added where no other includes it."""
     host = find_counter(sysfs, power_file)
     if host is None:
-        return HostEnergy((), _explain(sysfs))
+        if any((sysfs / "powercap").glob("intel-rapl:*")):
+            return HostEnergy(
+                (), "the processor counts energy (RAPL), but this user may not read it; root may"
+            )
+        return HostEnergy(
+            (), "this host shows no energy counter: no RAPL, and no battery with a power reading"
+        )
     if not isinstance(host, PackageCounter):
         return HostEnergy((host,), includes_radio=True)
     if not device.startswith("cuda"):
@@ -159,12 +165,6 @@ def find_host_energy(sysfs: Path, power_file: Path | None, device: str) -> HostE
     if gpu is None:
         return HostEnergy((), f"RAPL does not include the GPU, and {reason}")
     return HostEnergy((host, gpu))
-
-
-def _explain(sysfs: Path) -> str:
-    if any((sysfs / "powercap").glob("intel-rapl:*")):
-        return "the processor counts energy (RAPL), but this user may not read it; root may"
-    return "this host shows no energy counter: no RAPL, and no battery with a power reading"
 
 
 def read_battery_joules(sysfs: Path) -> tuple[float, str] | str:

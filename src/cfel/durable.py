@@ -169,7 +169,7 @@ def read_bytes(
                 f"cannot read {path}: it has {size:,} bytes, at most {max_bytes:,} are allowed"
             )
         words = f"cannot read {path}: its {size:,} bytes do not fit into memory"
-        if size > _count_memory():
+        if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             # The system would grant it, and end the process later.
             raise StorageError(words)
         try:
@@ -178,11 +178,6 @@ def read_bytes(
             return file.read(max(0, size - start))
         except MemoryError as error:
             raise StorageError(words) from error
-
-
-def _count_memory() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def open_log(path: Path) -> TextIO:

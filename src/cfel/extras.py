@@ -13,32 +13,22 @@ from types import MappingProxyType
 
 from cfel.errors import InputError
 
+_PACKAGES = {
+    "learn": ("torch", "safetensors", "pyarrow", "sklearn", "PIL", "msgspec"),
+    "deploy": ("grpc", "cryptography", "starlette", "uvicorn"),
+    "report": ("matplotlib",),
+    "ray": ("ray",),
+    "hf": ("datasets",),
+    "flower": ("flwr",),
+    "onnx": ("onnx", "onnxscript"),
+    "tune": ("optuna",),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "wandb": ("wandb",),
+    "trackio": ("trackio",),
+}
 EXTRAS: Mapping[str, str] = MappingProxyType(
-    {
-        "torch": "learn",
-        "safetensors": "learn",
-        "pyarrow": "learn",
-        "sklearn": "learn",
-        "PIL": "learn",
-        "msgspec": "learn",
-        "grpc": "deploy",
-        "cryptography": "deploy",
-        "starlette": "deploy",
-        "uvicorn": "deploy",
-        "matplotlib": "report",
-        "ray": "ray",
-        "datasets": "hf",
-        "flwr": "flower",
-        "onnx": "onnx",
-        "onnxscript": "onnx",
-        "optuna": "tune",
-        "tensorboard": "tensorboard",
-        "mlflow": "mlflow",
-        "sqlalchemy": "mlflow",
-        "alembic": "mlflow",
-        "wandb": "wandb",
-        "trackio": "trackio",
-    }
+    {package: extra for extra, packages in _PACKAGES.items() for package in packages}
 )
 """The extra that brings each package, by the name it is imported as."""
 
@@ -67,12 +57,13 @@ def explain_missing_extra() -> Iterator[None]:
 
 
 def import_on_use(
-    package: str, modules: Mapping[str, str]
+    package: str, names: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Makes the `__getattr__` and the `__dir__` of a package whose names are imported on first use.
 
-    `modules` names, for each name, the module below the package that defines it.
+    `names` lists them by the module below the package that defines them.
     """
+    modules = {name: module for module, defined in names.items() for name in defined}
 
     def find(name: str) -> object:
         if name not in modules:

@@ -342,23 +342,20 @@ class _Follower:
 
     def _work(self) -> None:
         try:
-            self._feed_all()
+            for feed in self._feeds:
+                feed.start()
+            while isinstance(event := self._events.get(), RoundRecord):
+                for feed in self._feeds:
+                    feed.log_round(event)
+                self._write_told()
+            end = _describe_end(self._run, event)
+            for feed in self._feeds:
+                feed.finish(end)
+            # A run that failed at once has no directory.
+            if holds_run(self._run.directory):
+                self._write_told()
         except CfelError as error:
             self._notify(f"{self._run.name} is no longer tracked: {error}")
-
-    def _feed_all(self) -> None:
-        for feed in self._feeds:
-            feed.start()
-        while isinstance(event := self._events.get(), RoundRecord):
-            for feed in self._feeds:
-                feed.log_round(event)
-            self._write_told()
-        end = _describe_end(self._run, event)
-        for feed in self._feeds:
-            feed.finish(end)
-        # A run that failed at once has no directory.
-        if holds_run(self._run.directory):
-            self._write_told()
 
     def _write_told(self) -> None:
         told = self._others | {feed.name: feed.told for feed in self._feeds}

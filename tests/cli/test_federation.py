@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cfel.cli import federation
 from cfel.cli import node as node_command
-from cfel.cli import status as status_command
 from cfel.deployment.node import Node
 from cfel.deployment.security.certificates import is_revoked
 from cfel.deployment.security.identity import Identity
@@ -209,7 +209,7 @@ def asked(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         async def answer(_: Node) -> dict[int, Status | str]:
             return dict(enumerate(answers))
 
-        monkeypatch.setattr(status_command, "ask_status", answer)
+        monkeypatch.setattr(federation, "ask_status", answer)
         return run("status", path)
 
     return ask

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cfel.cli.status import _print, count_devices
+from cfel.cli.federation import count_devices, print_status
 from cfel.cli.up import FederationView, _resume_command
 from cfel.runlog import RoundRecord
 from cfel.runlog.records import read_log
@@ -140,6 +140,6 @@ def test_interrupted_by_the_keyboard_and_resumed(tmp_path: Path) -> None:
 def test_a_status_without_clusters_has_no_devices(capsys: pytest.CaptureFixture[str]) -> None:
     """As an edge server gives it before it knows the fleet."""
     bare = replace(status(("idle", "idle")), clusters=(), conditions="measured")
-    _print({0: bare, 1: "nobody answers"})
+    print_status({0: bare, 1: "nobody answers"})
     assert count_devices({0: bare}) == "0/0"
     assert "0/0" in capsys.readouterr().out

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cfel.cli import fleet, main
+from cfel.cli import federation, main
 from cfel.errors import UnreachableError
 from cfel.membership import FleetChange
 
@@ -20,8 +20,8 @@ def test_a_command_without_an_answer_can_be_repeated_and_counts_once(
         asked.append(change)
         raise UnreachableError("extend by 2 rounds: nobody could take it for 30 s")
 
-    monkeypatch.setattr(fleet, "ask_for_change", hear_nothing)
-    monkeypatch.setattr(fleet, "read_node", lambda _path: SimpleNamespace(node=None))
+    monkeypatch.setattr(federation, "ask_for_change", hear_nothing)
+    monkeypatch.setattr(federation, "read_node", lambda _path: SimpleNamespace(node=None))
     (tmp_path / "operator-0.toml").touch()
     command = ["extend", "--rounds", "2", "--federation", str(tmp_path / "operator-0.toml")]
     assert main(command) == 1

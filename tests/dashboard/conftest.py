@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cfel.dashboard import Dashboard, dashboard_app, serve
+from cfel.dashboard import Dashboard, serve
 from cfel.status import ClusterStatus, DeviceStatus, ElectionEvent, LinkStatus, RoundPoint, Status
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -163,5 +163,5 @@ def scene() -> Scene:
 @pytest.fixture
 def address(scene: Scene) -> Iterator[str]:
     """The dashboard of `scene`, looking twenty times a second."""
-    with served(lambda: dashboard_app(scene.now, 0.05)) as found:
+    with served(lambda: Dashboard(scene.now, 0.05)) as found:
         yield found

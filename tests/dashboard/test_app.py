@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from cfel.dashboard import Dashboard
 from cfel.dashboard import app as event_stream
-from cfel.dashboard import dashboard_app
 from cfel.dashboard.app import Token, host_name, is_address
 from cfel.errors import InputError
 from cfel.status import Status
@@ -161,7 +161,7 @@ def test_the_script_never_makes_markup_of_text() -> None:
     "host", ["localhost", "localhost:1", "127.0.0.1:9", "[::1]:9", "10.1.2.3", "Dash.Lab."]
 )
 def test_hosts_that_are_served(host: str, scene: Scene) -> None:
-    with served(lambda: dashboard_app(scene.now, 1.0, names=("dash.lab",))) as address:
+    with served(lambda: Dashboard(scene.now, 1.0, names=("dash.lab",))) as address:
         assert ask(address, "/status.json", Host=host).code == 200
 
 
@@ -193,7 +193,7 @@ def test_the_token_opens(
     scene: Scene, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    with served(lambda: dashboard_app(scene.now, 0.05, TOKEN)) as address:
+    with served(lambda: Dashboard(scene.now, 0.05, TOKEN)) as address:
         for path in ("/", "/status.json", "/metrics", "/events", "/nothing"):
             for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Cookie": f"cfel_dashboard={TOKEN}"}):
                 answer = ask(address, path, **headers)
@@ -229,7 +229,7 @@ def test_the_login_is_closed_without_a_token(address: str) -> None:
 )
 def test_tokens_that_are_rejected(scene: Scene, token: str) -> None:
     with pytest.raises(InputError, match="dashboard token: ") as caught:
-        dashboard_app(scene.now, 1.0, token)
+        Dashboard(scene.now, 1.0, token)
     assert not token or token not in str(caught.value)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cfel.dashboard import RunWatcher, dashboard_app
+from cfel.dashboard import Dashboard, RunWatcher
 from cfel.runlog import RunWriter
 from tests.dashboard.chromium import BROWSER, Page, chromium
 from tests.dashboard.conftest import EVIL, Scene, federation, served
@@ -110,7 +110,7 @@ def test_a_heat_map_without_orders_says_why(page: Page, scene: Scene, finished: 
     history = scene.status.history if finished else ()
     scene.status = replace(scene.status, clusters=clusters, links=(), history=history)
     page.look(1280, 900)
-    with served(lambda: dashboard_app(scene.now, 0.05)) as address:
+    with served(lambda: Dashboard(scene.now, 0.05)) as address:
         page.open(address)
         page.wait("document.querySelector('#heat .chart').textContent", lambda shown: text in shown)
         assert page.complaints == []
@@ -118,14 +118,14 @@ def test_a_heat_map_without_orders_says_why(page: Page, scene: Scene, finished: 
 
 def test_a_lost_connection_is_reported(page: Page, scene: Scene) -> None:
     page.look(1280, 900)
-    with served(lambda: dashboard_app(scene.now, 0.05)) as address:
+    with served(lambda: Dashboard(scene.now, 0.05)) as address:
         page.open(address)
         page.wait(TEXT, lambda text: "of 40" in text)
     page.wait("document.getElementById('live-text').textContent", lambda text: "trying again" in text)
 
 
 def test_the_token_is_asked_for(page: Page, scene: Scene) -> None:
-    with served(lambda: dashboard_app(scene.now, 0.05, TOKEN)) as address:
+    with served(lambda: Dashboard(scene.now, 0.05, TOKEN)) as address:
         page.open(address)
         page.value(f"document.getElementById('token').value = {json.dumps(TOKEN)}")
         page.value("document.querySelector('form').submit()")
@@ -139,7 +139,7 @@ def test_a_run_directory_grows_in_the_browser(page: Page, tmp_path: Path) -> Non
     write_run(tmp_path / "cef", "cef", 0, learning_curve("cef", 0, 10), fleet=fleet, plans=True)
     write_run(tmp_path / "hcef", "hcef", 0, [record(1, 0.2, 10.0, 5.0)], fleet=fleet, plans=True)
     watcher = RunWatcher(tmp_path)
-    with served(lambda: dashboard_app(watcher.snapshot, watcher.changes(0.05))) as address:
+    with served(lambda: Dashboard(watcher.snapshot, watcher.changes(0.05))) as address:
         page.leave()
         page.look(1280, 900)
         page.open(address)

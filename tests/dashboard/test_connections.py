@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from cfel.dashboard import dashboard_app, serve, server
+from cfel.dashboard import Dashboard, serve, server
 from cfel.dashboard.server import MOST_CONNECTIONS, Connections, find_network, most_connections
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
@@ -32,7 +32,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def place(few: None) -> Iterator[str]:
     del few
-    with served(lambda: dashboard_app(now, 0.05)) as found:
+    with served(lambda: Dashboard(now, 0.05)) as found:
         yield found
 
 
@@ -124,7 +124,7 @@ def test_handshakes_that_never_end(monkeypatch: pytest.MonkeyPatch, few: None, t
 
     async def play() -> bytes:
         certificate, key = tmp_path / "edge-0.pem", tmp_path / "edge-0.key"
-        async with serve(dashboard_app(now, 1.0), certificate=certificate, key=key) as address:
+        async with serve(Dashboard(now, 1.0), certificate=certificate, key=key) as address:
             port = urlsplit(address).port
             held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)

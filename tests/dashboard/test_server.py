@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cfel.dashboard import dashboard_app, serve
+from cfel.dashboard import Dashboard, serve
 from cfel.errors import DashboardError, InputError
 from cfel.status import Status
 from tests.dashboard.conftest import ask
@@ -26,7 +26,7 @@ def now() -> Status:
 
 
 async def enter(host: str, port: int = 0, token: str | None = None, **more: Path) -> str:
-    async with serve(dashboard_app(now, 1.0, token), host, port, **more) as address:
+    async with serve(Dashboard(now, 1.0, token), host, port, **more) as address:
         return address
 
 
@@ -71,7 +71,7 @@ def test_it_stops_with_a_reader_hanging_on() -> None:
 
     async def play() -> tuple[bytes, int]:
         before = signal.getsignal(signal.SIGINT)
-        async with serve(dashboard_app(now, 0.05)) as address:
+        async with serve(Dashboard(now, 0.05)) as address:
             assert signal.getsignal(signal.SIGINT) is before
             port = int(address.rstrip("/").rpartition(":")[2])
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -107,7 +107,7 @@ def test_a_broken_request_is_no_fault_of_the_dashboard(
     """A stranger can send any number of them, and each would leave a trace in the log."""
 
     async def play() -> str:
-        async with serve(dashboard_app(now, 0.05)) as address:
+        async with serve(Dashboard(now, 0.05)) as address:
             port = int(address.rstrip("/").rpartition(":")[2])
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(first)
@@ -128,7 +128,7 @@ def test_a_broken_request_is_no_fault_of_the_dashboard(
 
 def test_an_error_inside_the_block_gets_out() -> None:
     async def play() -> None:
-        async with serve(dashboard_app(now, 1.0)):
+        async with serve(Dashboard(now, 1.0)):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -143,7 +143,7 @@ def test_requests_run_in_the_callers_loop() -> None:
             loops.add(asyncio.get_running_loop())
             return now()
 
-        async with serve(dashboard_app(here, 60.0)) as address:
+        async with serve(Dashboard(here, 60.0)) as address:
             answer = await asyncio.to_thread(ask, address, "/status.json")
         return answer.code, loops == {asyncio.get_running_loop()}
 
@@ -159,7 +159,7 @@ def test_tls(tmp_path: Path) -> None:
     trust = ssl.create_default_context(cafile=str(certificate))
 
     async def play() -> str:
-        app = dashboard_app(now, 1.0, TOKEN)
+        app = Dashboard(now, 1.0, TOKEN)
         async with serve(app, certificate=certificate, key=key) as address:
             assert address.startswith("https://127.0.0.1:")
             body = f"token={TOKEN}".encode()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cfel.dashboard import dashboard_app, serve, server
+from cfel.dashboard import Dashboard, serve, server
 from cfel.dashboard.server import follow_files
 from cfel.deployment.security.certificates import issue, make_authority
 from cfel.deployment.security.identity import Identity
@@ -38,7 +38,7 @@ def test_a_renewed_certificate_is_shown_soon(tmp_path: Path, monkeypatch: pytest
     async def play() -> None:
         certificate = tmp_path / f"{EDGE}.pem"
         async with serve(
-            dashboard_app(now, 1.0), certificate=certificate, key=certificate.with_suffix(".key")
+            Dashboard(now, 1.0), certificate=certificate, key=certificate.with_suffix(".key")
         ) as address:
             before = await asyncio.to_thread(shown_certificate, address)
             assert before == stored_certificate(tmp_path)

@@ -11,18 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cfel.report.figures import (
+    Picture,
     _use_plain_labels,
     average_devices,
     average_rows,
     build_curve,
     draw_backhaul,
+    draw_pictures,
     pick_evenly,
     place_on_circle,
     rank_most_frequent,
     space_apart,
+    write_pictures,
 )
 from cfel.report.load import load_runs
-from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import assign_styles, list_colours, new_figure
 from cfel.runlog import FleetDescription, PlanTable, RoundRecord
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cfel.errors import InputError
+from cfel.report.figures import draw_one, export_results
 from cfel.report.load import group_by_row, load_runs
-from cfel.report.pictures import draw_one, export_results
 from cfel.report.style import Drawing, new_figure, render_csv
 from cfel.runlog import RoundRecord
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from cfel.errors import RunDirectoryError
-from cfel.report.figures import MAX_LINES, choose_lines
+from cfel.report.figures import MAX_LINES, choose_lines, draw_one, draw_pictures
 from cfel.report.load import group_by_row, load_runs
 from cfel.report.page import write_report
-from cfel.report.pictures import draw_one, draw_pictures
 from cfel.report.style import assign_styles
 from cfel.report.summary import describe_overruns
 from cfel.runlog import RoundRecord

@@ -122,7 +122,12 @@ class FleetPlan:
     @property
     def violations(self) -> tuple[str, ...]:
         """What could not be met, in words with the fleet's own names."""
-        return tuple(_insert_names(words, self.named) for words in self.solution.violations)
+        # The solver knows numbers only.
+        names = {"cluster": self.named.cluster_names, "device": self.named.device_names}
+        return tuple(
+            re.sub(r"^(cluster|device) (\d+)", lambda it: f"{it[1]} {names[it[1]][int(it[2])]}", words)
+            for words in self.solution.violations
+        )
 
     @property
     def limited_by(self) -> NDArray[np.str_]:
@@ -181,9 +186,13 @@ class FleetPlan:
         """How a notebook shows it: the first devices, then what could not be met."""
         columns = self.columns
         head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
-        rows = zip(*(values[:_MOST_SHOWN] for values in columns.values()), strict=True)
+        shown = (
+            [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in values[:_MOST_SHOWN]]
+            for values in columns.values()
+        )
         body = "".join(
-            f"<tr>{''.join(f'<td>{escape(_show_cell(cell))}</td>' for cell in row)}</tr>" for row in rows
+            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+            for row in zip(*shown, strict=True)
         )
         more = max(0, len(self.devices) - _MOST_SHOWN)
         rest = f"<p>and {plural(more, 'device')} more</p>" if more else ""
@@ -197,10 +206,6 @@ class FleetPlan:
 
 # Rows of a plan in a notebook.
 _MOST_SHOWN = 20
-
-
-def _show_cell(cell: object) -> str:
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,15 +355,6 @@ def _choose_scheme(problem: RoundProblem, stated: Mapping[str, Any]) -> str:
     return HCEF if only_hcef else HCEF_PLUS
 
 
-def _insert_names(words: str, named: NamedProblem) -> str:
-    """The sentence with the names of the file instead of cluster and device numbers."""
-    # The solver knows numbers only.
-    names = {"cluster": named.cluster_names, "device": named.device_names}
-    return re.sub(
-        r"^(cluster|device) (\d+)", lambda found: f"{found[1]} {names[found[1]][int(found[2])]}", words
-    )
-
-
 # How close to a limit counts as touching it.
 TOUCH = 1e-6
 
@@ -382,7 +378,8 @@ def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np
     timed = solution.device_seconds >= cap * (1 - TOUCH)
     full = (rho >= problem.rho_max - TOUCH) & (theta >= problem.theta_max - TOUCH)
     floor = (rho <= problem.rho_min + TOUCH) & (theta <= problem.theta_min + TOUCH)
-    drained = _find_drained(problem, solution)
+    battery = np.inf if problem.battery is None else problem.battery
+    drained = solution.device_joules >= battery * (1 - TOUCH)
     idle = (rho == 0) & (theta == 0)
     if math.isnan(solution.multiplier):
         # Only a scheme itself knows what energy is worth to it, and what holds a device at its least.
@@ -395,12 +392,6 @@ def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np
         ["idle", "full", "battery", "floor", "time", "floor", "energy"],
         default="noise",
     )
-
-
-def _find_drained(problem: RoundProblem, solution: Solution) -> NDArray[np.bool_]:
-    if problem.battery is None:
-        return np.zeros(problem.devices, dtype=bool)
-    return solution.device_joules >= problem.battery * (1 - TOUCH)
 
 
 def _plan_first_round(

@@ -67,7 +67,9 @@ class RunProgress:
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}"),
             TimeRemainingColumn(compact=True),
-            console=_open_console(),
+            # Standard output is for the result alone, so that it can be piped. Bars in a notebook are a
+            # widget; without its package rich would warn at every refresh.
+            console=Console(stderr=True, force_jupyter=None if find_spec("ipywidgets") else False),
             disable=quiet,
         )
         self._tasks: dict[str, int] = {}
@@ -94,9 +96,3 @@ class RunProgress:
         spent = format_amount(record.seconds_realised), format_amount(record.joules_realised)
         state = f"{quality:>7} {spent[0]:>9} s {spent[1]:>9} J"
         self._bars.update(self._tasks[name], completed=record.round, state=state)  # type: ignore[arg-type]
-
-
-def _open_console() -> Console:
-    """A console on standard error: standard output is for the result alone, so that it can be piped."""
-    # Bars in a notebook are a widget. Without its package rich would warn at every refresh.
-    return Console(stderr=True, force_jupyter=None if find_spec("ipywidgets") else False)

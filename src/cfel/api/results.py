@@ -47,7 +47,7 @@ from cfel.runlog.directory import column_names
 from cfel.wording import format_joules, format_seconds, format_share, plural
 
 if TYPE_CHECKING:
-    from cfel.report.pictures import Picture
+    from cfel.report.figures import Picture
 
 
 FIGURE = "accuracy-seconds"
@@ -113,15 +113,15 @@ class RunResult:
     def summary(self) -> dict[str, Any]:
         """The result: quality within the budgets, and what the last round had reached and used, realised."""
         last = self.records[-1] if self.records else None
-        fields = {"accuracy": "accuracy", "seconds": "seconds_realised", "joules": "joules_realised"}
-        fields |= {"model_sha256": "model_sha256"}
-        end = {name: None if last is None else getattr(last, field) for name, field in fields.items()}
         return {
             "directory": str(self.path),
             "rounds": len(self.records),
             "quality_within_budgets": find_quality_within_budgets(self.run),
-            **end,
-            "metrics": {} if last is None else dict(last.metrics),
+            "accuracy": last and last.accuracy,
+            "seconds": last and last.seconds_realised,
+            "joules": last and last.joules_realised,
+            "model_sha256": last and last.model_sha256,
+            "metrics": dict(last.metrics) if last else {},
             "over_budget": list_overruns([self.run]).get(str(self.run.seed)),
         }
 
@@ -378,7 +378,7 @@ def _write_report(path: Path, target: float | None = None) -> Path:
 def _draw(runs: Sequence[Run], figure: str, target: float | None) -> "Picture":
     """Draws one figure of some runs, which are grouped by scheme."""
     with explain_missing_extra():
-        from cfel.report.pictures import draw_one
+        from cfel.report.figures import draw_one
 
     return draw_one(group_by_row(tuple(runs)), figure, target)
 
@@ -387,11 +387,10 @@ def _export_figures(
     runs: Sequence[Run], to: str | PathLike[str], formats: Sequence[str], target: float | None
 ) -> tuple[Path, ...]:
     with explain_missing_extra():
-        from cfel.report.pictures import FORMATS as ALLOWED
-        from cfel.report.pictures import draw_pictures, write_pictures
+        from cfel.report import figures
 
-    check_formats(formats, ALLOWED)
-    return write_pictures(Path(to), draw_pictures(tuple(runs), target), formats)
+    check_formats(formats, figures.FORMATS)
+    return figures.write_pictures(Path(to), figures.draw_pictures(tuple(runs), target), formats)
 
 
 def tabulate_plan(plan: PlanTable) -> pa.Table:

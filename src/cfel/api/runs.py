@@ -6,6 +6,7 @@ directory; a comparison and a sweep also get a summary and a report of all their
 
 import json
 import math
+import re
 import sys
 import time
 import tomllib
@@ -13,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from os import PathLike
 from pathlib import Path
@@ -388,7 +389,7 @@ def run_all(runs: Sequence[PlannedRun], out: Path, options: RunOptions) -> None:
             run_on_cluster(runs, out, options)
             return
         # A notice about the model would come with every run; what concerns one run names it.
-        once = replace(options, notify=_without_repetitions(options.notify))
+        once = replace(options, notify=cache(options.notify))
         for run in runs:
             run_experiment(run.experiment, run.directory, once, run.name)
 
@@ -398,17 +399,6 @@ def check_before_writing(experiment: Experiment, target: float | None = None) ->
     experiment.data.check_target("target", target)
     if experiment.simulation.engine == "ray":
         require_ray()
-
-
-def _without_repetitions(notify: Callable[[str], None]) -> Callable[[str], None]:
-    said: set[str] = set()
-
-    def notify_once(words: str) -> None:
-        if words not in said:
-            said.add(words)
-            notify(words)
-
-    return notify_once
 
 
 def _run_and_summarise(
@@ -509,7 +499,7 @@ def plan_run(experiment: Experiment, row: str, seed: int, out: Path) -> PlannedR
 def row_folder(row: str) -> str:
     """The directory name for a row of a comparison, without what is not portable in paths."""
     plain = row.replace(":", ".").removeprefix("<scheme ").replace("<", "").replace(">", "")
-    return "".join(letter if letter in _PORTABLE or letter == "+" else "_" for letter in plain)
+    return re.sub(r"[^A-Za-z0-9._=,+-]", "_", plain)
 
 
 def plan_sweep(
@@ -526,28 +516,20 @@ def plan_sweep(
         chosen = dict(zip(over, combination, strict=True))
         changed = experiment.change(chosen)
         setting = {key: _name_value(changed, key, value) for key, value in chosen.items()}
-        folder = _setting_folder(setting)
+        # Without what is not portable in paths.
+        folder = re.sub(r"[^A-Za-z0-9._=,-]", "_", name_setting(setting))
         if folder in folders:
             raise InputError(f"sweep: {setting} and {folders[folder]} would share the folder {folder!r}")
         folders[folder] = setting
+        # As a progress bar has room for it: "learning_rate=0.0346, edge=4".
+        short = ((key.rpartition(".")[2], value) for key, value in setting.items())
+        shown = ", ".join(
+            f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}" for key, value in short
+        )
         for seed in dict.fromkeys(seeds):
-            name, directory = f"{_shorten_setting(setting)} (seed {seed})", out / folder / f"seed-{seed}"
+            name, directory = f"{shown} (seed {seed})", out / folder / f"seed-{seed}"
             runs.append(PlannedRun(name, changed.change({"seed": seed}), directory, setting))
     return runs
-
-
-def _shorten_setting(setting: Mapping[str, Any]) -> str:
-    """A setting as a progress bar has room for it: "learning_rate=0.0346, edge=4"."""
-    shown = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in setting.items()}
-    return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in shown.items())
-
-
-_PORTABLE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-=,")
-
-
-def _setting_folder(setting: Mapping[str, Any]) -> str:
-    """The directory name for a setting, without what is not portable in paths."""
-    return "".join(letter if letter in _PORTABLE else "_" for letter in name_setting(setting))
 
 
 def _name_value(experiment: Experiment, key: str, value: object) -> object:
@@ -615,41 +597,34 @@ def run_on_cluster(runs: Sequence[PlannedRun], folder: Path, options: RunOptions
     # Before any of them is followed: trackers would take what is in a directory for part of its run.
     for run in wanted:
         reject_unusable(run.directory, run.text, run.resume)
-    with _RoundReporter(runs, options) as reporter:
+    planned = {run.name: run for run in runs}
+    done: dict[str, int] = {}
+    follow: dict[str, Callable[[RoundRecord], None]] = {}
+    with ExitStack() as followed:
+
+        def report_new_rounds(run: ClusterRun) -> None:
+            """Reports what was added to the log of a run on another machine since the last call."""
+            one = planned[run.name]
+            if not holds_run(one.directory):
+                return
+            if run.name not in follow:
+                report = options.follow(one.experiment, one.directory, run.name)
+                follow[run.name] = followed.enter_context(report)
+            records = RunDirectory.open(one.directory).records()
+            for record in records[done.get(run.name, 0) :]:
+                follow[run.name](record)
+            # A directory that is being rewritten may briefly show fewer records than before.
+            done[run.name] = max(done.get(run.name, 0), len(records))
+
         cluster_runs = ClusterRuns(
             function,
             folder.absolute(),
-            on_poll=lambda run: reporter.report(run.name),
+            on_poll=report_new_rounds,
             interrupted=options.interrupted,
             notify=options.notify,
         )
         if not cluster_runs.execute(wanted):
             raise KeyboardInterrupt
-
-
-class _RoundReporter(ExitStack):
-    """Reports runs on other machines by reading their logs: to `on_round` and to the trackers."""
-
-    def __init__(self, runs: Sequence[PlannedRun], options: RunOptions) -> None:
-        super().__init__()
-        self._runs = {run.name: run for run in runs}
-        self._options = options
-        self._reported: dict[str, int] = {}
-        self._report: dict[str, Callable[[RoundRecord], None]] = {}
-
-    def report(self, name: str) -> None:
-        """Reports the rounds that were added to a run's log since the last call."""
-        run = self._runs[name]
-        if not holds_run(run.directory):
-            return
-        if name not in self._report:
-            followed = self._options.follow(run.experiment, run.directory, name)
-            self._report[name] = self.enter_context(followed)
-        records = RunDirectory.open(run.directory).records()
-        for record in records[self._reported.get(name, 0) :]:
-            self._report[name](record)
-        # A directory that is being rewritten may briefly show fewer records than before.
-        self._reported[name] = max(self._reported.get(name, 0), len(records))
 
 
 def run_from_text(text: str, directory: str, resume: bool, stop: str, *, command: tuple[str, ...]) -> bool:

@@ -18,7 +18,7 @@ from cfel.errors import InputError
 from cfel.experiment import Experiment, load_directory_experiment, load_experiment
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy
 from cfel.rounds.dry_run import dry_run
-from cfel.runlog import FleetDescription, PlanTable, RunDirectory, holds_run
+from cfel.runlog import PlanTable, RunDirectory, holds_run
 from cfel.simulation.parameters import reject_buffering
 from cfel.system.backhaul import target_weights, zeta
 
@@ -146,7 +146,10 @@ def _report_run(path: Path, assumed: Assumptions, code: CodePolicy) -> TheoremRe
     reject_buffering(experiment.aggregation, "Theorem 1")
     scheme, fleet = build_scheme(experiment.scheme, experiment.code), run.fleet()
     _reject_small_batches(scheme, experiment)
-    survives = scheme.gossip.compute_contraction(_compute_zeta(experiment, fleet))
+    # Of the mixing weights that the run really used.
+    sizes = np.bincount(fleet.cluster, minlength=fleet.clusters)
+    left = zeta(fleet.mixing, target_weights(experiment.topology.weights, sizes))
+    survives = scheme.gossip.compute_contraction(left)
     lengths = _count_between_gossip(experiment.rounds, scheme)
     means = (float(np.mean([getattr(each, name) for each in records])) for name in ("sigma2", "g2"))
     landscape = _make_landscape(experiment, assumed, *means)
@@ -195,9 +198,3 @@ def _split_edge_rounds(table: PlanTable, edge_rounds: int) -> list[tuple[np.ndar
     """(ρ, θ) of each edge round; an edge round without devices has no rows in the table, but counts."""
     chosen = [table.edge_round == number for number in range(edge_rounds)]
     return [(table.rho[rows], table.theta[rows]) for rows in chosen]
-
-
-def _compute_zeta(experiment: Experiment, fleet: FleetDescription) -> float:
-    """ζ of the mixing weights the run really used."""
-    sizes = np.bincount(fleet.cluster, minlength=fleet.clusters)
-    return zeta(fleet.mixing, target_weights(experiment.topology.weights, sizes))

@@ -1,14 +1,12 @@
 """`cfel certs`: the private certificate authority of a federation and its certificates."""
 
 import argparse
-import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
-from cfel.cli.options import Commands, add_command, parse_count
+from cfel.cli.options import parse_count, parse_value
 from cfel.deployment.security.certificates import (
     AUTHORITY_DAYS,
     check_authority,
@@ -22,29 +20,22 @@ from cfel.deployment.security.invitations import parse_identity
 from cfel.errors import InputError
 from cfel.wording import plural
 
-EXAMPLE = """  cfel certs --out certificates --edges 3 --devices 6
+EXAMPLES = {
+    "certs": """  cfel certs --out certificates --edges 3 --devices 6
   cfel certs --out certificates --renew device-4 --hours 24
   cfel certs --out certificates --revoke device-4"""
+}
 
 
-def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
-    parser = add_command(commands, name, EXAMPLE)
+def add_certs_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="directory of the certificate authority"
     )
-    parser.add_argument(
-        "--edges", type=parse_count, default=0, metavar="M", help="issue for edge servers 0 to M-1"
-    )
-    parser.add_argument(
-        "--devices", type=parse_count, default=0, metavar="N", help="issue for devices 0 to N-1"
-    )
-    parser.add_argument(
-        "--renew", action="append", default=[], metavar="ROLE-NUMBER", help="issue again (repeatable)"
-    )
-    parser.add_argument(
-        "--revoke", action="append", default=[], metavar="ROLE-NUMBER", help="revoke (repeatable)"
-    )
+    for kind, letter, words in (("edges", "M", "edge servers"), ("devices", "N", "devices")):
+        text = f"issue for {words} 0 to {letter}-1"
+        parser.add_argument(f"--{kind}", type=parse_count, default=0, metavar=letter, help=text)
+    for verb, text in (("renew", "issue again (repeatable)"), ("revoke", "revoke (repeatable)")):
+        parser.add_argument(f"--{verb}", action="append", default=[], metavar="ROLE-NUMBER", help=text)
     parser.add_argument("--hours", type=parse_lifetime, default=720.0, help="lifetime in hours (default 720)")
     parser.add_argument(
         "--host",
@@ -52,62 +43,43 @@ def register(commands: Commands, name: str) -> None:
         default=[],
         help="additional host name or address of edge servers (repeatable)",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=certify)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def certify(arguments: argparse.Namespace) -> None:
     """Creates the authority and missing certificates, renews and revokes; keeps everything else."""
     directory: Path = arguments.out
     renewed = [parse_identity(name) for name in arguments.renew]
     revoked = [parse_identity(name) for name in arguments.revoke]
     if renewed or revoked:
         check_authority(directory)
-        _require_issued(directory, [*renewed, *revoked])
+        for identity in (*renewed, *revoked):
+            if not is_issued(directory, identity):
+                raise InputError(f"{identity}: {directory} holds no certificate to renew or revoke")
     else:
         make_authority(directory)
-    wanted = _list_identities(arguments.edges, arguments.devices)
+    wanted = [
+        *(Identity("edge", i) for i in range(arguments.edges)),
+        *(Identity("device", n) for n in range(arguments.devices)),
+        # `cfel status` needs an identity too.
+        *([Identity("operator", 0)] if arguments.edges else []),
+    ]
     missing = [identity for identity in wanted if not is_issued(directory, identity)]
     # Revoke first: a node named in both options loses its old certificate, not the new one.
     for identity in revoked:
         revoke(directory, identity)
     for identity in (*missing, *renewed):
         issue(directory, identity, arguments.hours, arguments.host if identity.role == "edge" else ())
-    _print_result(
-        directory, issued=len(missing) + len(renewed), left=len(wanted) - len(missing), revoked=len(revoked)
-    )
-    return 0
-
-
-def _list_identities(edges: int, devices: int) -> list[Identity]:
-    return [
-        *(Identity("edge", i) for i in range(edges)),
-        *(Identity("device", n) for n in range(devices)),
-        # `cfel status` needs an identity too.
-        *([Identity("operator", 0)] if edges else []),
-    ]
-
-
-def _require_issued(directory: Path, identities: Sequence[Identity]) -> None:
-    for identity in identities:
-        if not is_issued(directory, identity):
-            raise InputError(f"{identity}: {directory} holds no certificate to renew or revoke")
-
-
-def _print_result(directory: Path, *, issued: int, left: int, revoked: int) -> None:
+    issued, left = len(missing) + len(renewed), len(wanted) - len(missing)
     already = f" ({left} already there, use --renew to replace)" if left else ""
     Console(highlight=False).print(
-        f"{escape(str(directory))}: {plural(issued, 'certificate')} issued{already}, {revoked} revoked",
+        f"{escape(str(directory))}: {plural(issued, 'certificate')} issued{already}, {len(revoked)} revoked",
         soft_wrap=True,
     )
 
 
 def parse_lifetime(text: str) -> float:
     """A number of hours, at most the lifetime of the authority."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 24 * AUTHORITY_DAYS:
-        most = f"{24 * AUTHORITY_DAYS} ({AUTHORITY_DAYS} days, the lifetime of the authority)"
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number of hours > 0 and ≤ {most}")
-    return value
+    most = 24 * AUTHORITY_DAYS
+    words = f"a number of hours > 0 and ≤ {most} ({AUTHORITY_DAYS} days, the lifetime of the authority)"
+    return parse_value(text, float, lambda hours: 0 < hours <= most, words)

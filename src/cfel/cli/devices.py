@@ -1,18 +1,21 @@
-"""`cfel devices`: device classes with the origin of each figure, classes of phones, and published traces."""
+"""`cfel devices` and `cfel calibrate`: device classes, read, derived and measured; and published traces."""
 
 import argparse
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from cfel.cli import options, output
+from cfel.deployment.protocol.addresses import join_address, split_address
 from cfel.durable import replace_file
 from cfel.errors import InputError, unknown_name
 from cfel.system.device_classes import (
     DEFAULT_FLOPS_PER_CYCLE,
     DEFAULT_VOLTS,
+    DEVICE_CLASSES,
     FIGURES,
     RADIOS,
     ClassFile,
@@ -26,14 +29,26 @@ from cfel.system.device_classes import (
 from cfel.system.public_traces import PublicAvailability, Work, read_public_trace
 from cfel.wording import plural
 
-EXAMPLE = """  cfel devices
+if TYPE_CHECKING:
+    from cfel.calibration import Calibration, CalibrationOptions
+
+EXAMPLES = {
+    "devices": """  cfel devices
   cfel devices raspberry-pi-5
   cfel devices --import power_profile.xml --name my-phone --to my-phone.toml
-  cfel devices --convert state_traces.json --to charging.csv"""
+  cfel devices --convert state_traces.json --to charging.csv""",
+    "calibrate": """  cfel calibrate --listen 0.0.0.0:7411              (on another machine)
+  cfel calibrate experiment.toml --to 10.0.0.1:7411 --out my-board.toml
+  cfel calibrate experiment.toml --watts 6.2 --like raspberry-pi-4""",
+}
+GIVEN = {
+    "watts": ("compute_watts", "W", "while training, from a power meter, instead of counters"),
+    "radio-watts": ("radio_watts", "W", "while sending, from a power meter"),
+    "uplink": ("uplink_bits_per_second", "N", "bits per second of an upload, instead of --to"),
+}
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_devices_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="show every figure of this class")
     parser.add_argument(
         "--import",
@@ -78,15 +93,15 @@ def register(commands: options.Commands, name: str) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Lists the library, shows one class, or imports one."""
     console = Console(highlight=False)
     if arguments.profile is not None:
         _import_profile(console, arguments)
-        return 0
+        return
     if arguments.convert is not None:
         _convert_trace(console, arguments)
-        return 0
+        return
     library = read_library()
     if arguments.name is not None:
         _show(console, _find(library, arguments.name), library, arguments.json)
@@ -94,7 +109,6 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_json([_to_document(each) for each in library.classes])
     else:
         _list(console, library)
-    return 0
 
 
 def _find(library: ClassFile, name: str) -> DescribedClass:
@@ -134,10 +148,22 @@ def _show(console: Console, described: DescribedClass, library: ClassFile, as_js
         return
     console.print(f"[bold]{escape(described.device.name)}[/]  {escape(described.device.source)}\n")
     for figure in FIGURES:
-        console.print(f"{figure} = {getattr(described.device, figure):g}", markup=False)
-        console.print(f"  {described.how.get(figure, 'default')}", markup=False, style="dim", soft_wrap=True)
+        print_figure(console, figure, getattr(described.device, figure), described.how.get(figure, "default"))
     for key, text in cited.items():
         console.print(f"\n[{key}] {text}", markup=False, soft_wrap=True)
+
+
+def print_figure(console: Console, figure: str, value: float, how: str) -> None:
+    console.print(f"{figure} = {value:g}", markup=False)
+    console.print(f"  {how}", markup=False, style="dim", soft_wrap=True)
+
+
+def write_class(described: DescribedClass, to: Path | None, console: Console | None) -> None:
+    """Writes a class to a file, if one was named, and says so."""
+    if to is not None:
+        replace_file(to, class_file_toml(ClassFile((described,), {})).encode())
+        if console is not None:
+            console.print(f"\nwritten to {to}; use it with class_files = […]", markup=False)
 
 
 def _import_profile(console: Console, arguments: argparse.Namespace) -> None:
@@ -151,12 +177,8 @@ def _import_profile(console: Console, arguments: argparse.Namespace) -> None:
     )
     title = f"{arguments.new_name}, from {arguments.profile.name}"
     found = derive_class(read_power_profile(arguments.profile), arguments.new_name, title, wanted)
-    content = ClassFile((found,), {})
-    if arguments.to is not None:
-        replace_file(arguments.to, class_file_toml(content).encode())
-    _show(console, found, content, arguments.json)
-    if arguments.to is not None and not arguments.json:
-        console.print(f"\nwritten to {arguments.to}; use it with class_files = […]", markup=False)
+    _show(console, found, ClassFile((found,), {}), arguments.json)
+    write_class(found, arguments.to, None if arguments.json else console)
 
 
 def _convert_trace(console: Console, arguments: argparse.Namespace) -> None:
@@ -190,3 +212,100 @@ def _parse_rates(text: str) -> tuple[float, ...]:
         return tuple(float(word) for word in options.parse_names(text))
     except ValueError:
         raise InputError(f"--flops-per-cycle {text!r}: must be numbers separated by commas") from None
+
+
+def add_calibrate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "experiment", nargs="?", type=Path, metavar="EXPERIMENT.toml", help="whose model to train"
+    )
+    parser.add_argument("--name", metavar="NAME", help="name of the class (default: the host's)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the class to this TOML file")
+    parser.add_argument("--to", metavar="HOST:PORT", help="measure the uplink to a host that listens")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="be that host, until Ctrl-C; trains nothing")
+    parser.add_argument(
+        "--seconds", type=options.parse_positive, default=10.0, metavar="S", help="time to train (default 10)"
+    )
+    parser.add_argument("--like", metavar="CLASS", help="take what cannot be measured from this class")
+    for option, (_, letter, text) in GIVEN.items():
+        parser.add_argument(f"--{option}", type=options.parse_positive, metavar=letter, help=text)
+    parser.add_argument("--power-file", type=Path, metavar="FILE", help="a power monitor's microwatts")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="torch device")
+    options.add_set_option(parser)
+    options.add_json_option(parser)
+    parser.set_defaults(run=calibrate, engine=None)
+
+
+def calibrate(arguments: argparse.Namespace) -> None:
+    """Measures this machine, prints what was found and what was not, and writes the class."""
+    # What the other commands here do without: torch, and the counters of a host.
+    from cfel import calibration
+
+    console = Console(highlight=False)
+    if arguments.listen is not None:
+        _listen(console, arguments.listen)
+        return
+    if arguments.experiment is None:
+        raise InputError("EXPERIMENT.toml: is needed, unless --listen is given")
+    found = calibration.calibrate(options.load_from_arguments(arguments), _read_options(arguments))
+    if arguments.json:
+        output.print_json(_describe_calibration(found))
+    else:
+        _print_calibration(console, found)
+    if arguments.out is not None:
+        write_class(found.build_class(), arguments.out, None if arguments.json else console)
+
+
+def _read_options(arguments: argparse.Namespace) -> "CalibrationOptions":
+    from cfel.calibration import CalibrationOptions
+
+    if arguments.like is not None and arguments.like not in DEVICE_CLASSES:
+        raise InputError(unknown_name("--like", arguments.like, DEVICE_CLASSES))
+    values = {
+        figure: getattr(arguments, option.replace("-", "_")) for option, (figure, _, _) in GIVEN.items()
+    }
+    named = {} if arguments.name is None else {"name": arguments.name}
+    return CalibrationOptions(
+        seconds=arguments.seconds,
+        send_to=None if arguments.to is None else split_address("--to", arguments.to),
+        given={figure: value for figure, value in values.items() if value is not None},
+        like=None if arguments.like is None else DEVICE_CLASSES[arguments.like],
+        device=arguments.device,
+        power_file=arguments.power_file,
+        **named,
+    )
+
+
+def _listen(console: Console, address: str) -> None:
+    from cfel.calibration import BandwidthServer
+
+    host, port = split_address("--listen", address)
+    with BandwidthServer(host, port) as server:
+        console.print(f"listening on {join_address(host, port)}, for anybody; Ctrl-C ends it", markup=False)
+        while True:
+            peer, received = server.serve_one()
+            console.print(f"{peer}: {received / 1e6:,.1f} MB received", markup=False)
+
+
+def _print_calibration(console: Console, found: "Calibration") -> None:
+    console.print(f"{found.seconds_per_step:.4g} s per local step ({found.steps.steps} measured)\n")
+    for figure, value in found.figures.items():
+        print_figure(console, figure, value, found.how[figure])
+    for figure, reason in found.missing.items():
+        console.print(f"not measured: {figure}: {reason}", markup=False, soft_wrap=True)
+    with_flops = f"flops_per_sample = {found.flops_per_sample:.6g} and batch = {found.batch}"
+    console.print(f"\nthe class gives these seconds with {with_flops}", markup=False)
+
+
+def _describe_calibration(found: "Calibration") -> dict[str, object]:
+    return {
+        "name": found.name,
+        "seconds_per_step": found.seconds_per_step,
+        "steps": found.steps.steps,
+        "joules": found.steps.joules,
+        "flops_per_sample": found.flops_per_sample,
+        "batch": found.batch,
+        "utilisation": found.utilisation,
+        "figures": dict(found.figures),
+        "how": dict(found.how),
+        "not_measured": dict(found.missing),
+    }

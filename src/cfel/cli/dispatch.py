@@ -6,16 +6,48 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
 
 from rich.console import Console
 from rich.markup import escape
 
 from cfel import __version__
-from cfel.cli.options import SUMMARIES
 from cfel.errors import BudgetWarning, CfelError, InputError, SilentEdgeServerError
 from cfel.extras import explain_missing_extra
 from cfel.wording import escape_control
+
+COMMANDS = {
+    "demo": ("compare", "compare six schemes on 64 simulated devices"),
+    "plan": ("plan", "plan one round, with a proven optimality gap where the scheme solves a problem"),
+    "theory": ("theory", "evaluate Theorem 1 for an experiment or a run, term by term"),
+    "run": ("run", "simulate one experiment"),
+    "compare": ("compare", "simulate several schemes or other variants under the same conditions"),
+    "sweep": ("compare", "simulate every combination of some values of some keys"),
+    "tune": ("compare", "choose values of keys by held-out quality under the budgets"),
+    "keys": ("keys", "list the keys of an experiment file with their values and meanings"),
+    "watch": ("results", "serve a live dashboard of a run or a comparison"),
+    "reproduce": ("reproduce", "reproduce a table or figure of the paper"),
+    "recount": ("results", "recount a finished run under other conditions"),
+    "report": ("results", "write the HTML report of runs, or export its figures and table"),
+    "up": ("up", "run an experiment as real processes on this machine"),
+    "edge": ("node", "run one edge server of a federation"),
+    "device": ("node", "run one device of a federation"),
+    "invite": ("enrol", "invite machines to a federation, and serve what they need to join"),
+    "join": ("enrol", "make this machine a node of a federation, with a token or an archive"),
+    "deploy": ("enrol", "write one archive per host for a federation that is set up in advance"),
+    "certs": ("certs", "create, renew or revoke the certificates of a federation"),
+    "fleet": (
+        "federation",
+        "add, remove or move devices and edge servers of a running federation; pause it; repeat its run",
+    ),
+    "extend": ("federation", "give a running federation more rounds or a larger budget"),
+    "status": ("federation", "show the nodes, the coordinator and the costs of a federation"),
+    "devices": ("devices", "list device classes, import one from a phone, or convert traces"),
+    "calibrate": ("devices", "measure this machine and write it as a device class"),
+    "export": ("results", "write the trained model of a run to a file"),
+    "predict": ("results", "run a trained model on a file of samples"),
+    "rollback": ("node", "use an earlier model of those that a node has published"),
+}
+"""Every command in the order of the help: the module that has it, and its summary."""
 
 _MOST_SHOWN = 1500
 """Characters of a message."""
@@ -32,7 +64,8 @@ def run_command(arguments: Sequence[str]) -> int:
             with warnings.catch_warnings():
                 # Commands print what was broken in their own words.
                 warnings.simplefilter("ignore", BudgetWarning)
-                code = int(parsed.run(parsed))
+                # Of most commands None: they succeed or raise.
+                code: int = parsed.run(parsed) or 0
         sys.stdout.flush()
     except CfelError as error:
         errors.print(f"{_choose_word(error)} {escape(_make_printable(error))}", soft_wrap=True)
@@ -79,12 +112,6 @@ class _HelpFormatter(argparse.HelpFormatter):
             self._action_max_length += self._indent_increment
 
 
-def find_command(name: str) -> ModuleType:
-    """The module of a command; `edge` and `device` are one, and so are `fleet` and `extend`."""
-    modules = {"edge": "node", "device": "node", "extend": "fleet"}
-    return import_module(f"cfel.cli.{modules.get(name, name)}")
-
-
 def build_parser(wanted: str) -> argparse.ArgumentParser:
     """The parser; imports only the module of the wanted command, as some take seconds to load."""
     parser = argparse.ArgumentParser(
@@ -95,10 +122,16 @@ def build_parser(wanted: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"cfel {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, summary in SUMMARIES.items():
+    for name, (module, summary) in COMMANDS.items():
+        # Without its module a command has no options, but it appears in the help and in error messages.
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         if name == wanted:
-            find_command(name).register(commands, name)
-        else:
-            # Without a module it has no options, but it appears in the help and in error messages.
-            commands.add_parser(name, help=summary)
+            found = import_module(f"cfel.cli.{module}")
+            command.epilog = f"example:\n{found.EXAMPLES[name]}"
+            getattr(found, f"add_{name}_options")(command)
     return parser

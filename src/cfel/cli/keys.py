@@ -6,19 +6,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
-from cfel.cli.options import Commands, add_command, add_json_option
+from cfel.cli.options import add_json_option
 from cfel.cli.output import print_json
 from cfel.errors import InputError
 from cfel.experiment.key_reference import KeyEntry, list_tables
 
-EXAMPLE = """  cfel keys
+EXAMPLES = {
+    "keys": """  cfel keys
   cfel keys local
   cfel keys local.steps
   cfel keys momentum"""
+}
 
 
-def register(commands: Commands, name: str) -> None:
-    parser = add_command(commands, name, EXAMPLE)
+def add_keys_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "word", nargs="?", default="", metavar="WORD", help="only keys and tables whose name contains it"
     )
@@ -26,7 +27,7 @@ def register(commands: Commands, name: str) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     found = [
         (table, when, chosen)
         for table, when, entries in list_tables()
@@ -35,34 +36,28 @@ def run(arguments: argparse.Namespace) -> int:
     if not found:
         raise InputError(f"no key contains {arguments.word!r}; `cfel keys` lists all of them")
     if arguments.json:
-        rows = [(_join(table, each), when, each) for table, when, entries in found for each in entries]
-        print_json(
-            [
-                {
-                    "key": key,
-                    "when": when,
-                    "values": _plain(each.values),
-                    "default": _plain(each.default),
-                    "meaning": each.meaning,
-                }
-                for key, when, each in rows
-            ]
-        )
-        return 0
+        rows = [
+            {
+                "key": _join(table, each),
+                "when": when,
+                "values": _plain(each.values),
+                "default": _plain(each.default),
+                "meaning": each.meaning,
+            }
+            for table, when, entries in found
+            for each in entries
+        ]
+        print_json(rows)
+        return
     console = Console(highlight=False)
     for table, when, entries in found:
         title = f"[bold]{escape(f'[{table}]')}[/]  " if table else ""
         console.print(f"{title}{when}")
         for each in entries:
-            _print_entry(console, each)
+            line = f"  {each.key} = {escape(_plain(each.default))}  [dim]{escape(_plain(each.values))}[/]"
+            console.print(line, soft_wrap=True)
+            console.print(Padding(escape(each.meaning), (0, 0, 0, 6)))
         console.print()
-    return 0
-
-
-def _print_entry(console: Console, entry: KeyEntry) -> None:
-    line = f"  {entry.key} = {escape(_plain(entry.default))}  [dim]{escape(_plain(entry.values))}[/]"
-    console.print(line, soft_wrap=True)
-    console.print(Padding(escape(entry.meaning), (0, 0, 0, 6)))
 
 
 def _plain(text: str) -> str:

@@ -1,10 +1,11 @@
-"""Argument parsing for all commands: the list of commands, common options and types of values."""
+"""Argument parsing for all commands: common options, and types of values."""
 
 import argparse
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,59 +14,13 @@ if TYPE_CHECKING:
     from cfel.experiment import Experiment
     from cfel.plugins import CodePolicy
 
-Commands = Any
-"""argparse's collection of sub-commands, whose type is private."""
-
-SUMMARIES = {
-    "demo": "compare six schemes on 64 simulated devices",
-    "plan": "plan one round, with a proven optimality gap where the scheme solves a problem",
-    "theory": "evaluate Theorem 1 for an experiment or a run, term by term",
-    "run": "simulate one experiment",
-    "compare": "simulate several schemes or other variants under the same conditions",
-    "sweep": "simulate every combination of some values of some keys",
-    "tune": "choose values of keys by held-out quality under the budgets",
-    "keys": "list the keys of an experiment file with their values and meanings",
-    "watch": "serve a live dashboard of a run or a comparison",
-    "reproduce": "reproduce a table or figure of the paper",
-    "recount": "recount a finished run under other conditions",
-    "report": "write the HTML report of runs, or export its figures and table",
-    "up": "run an experiment as real processes on this machine",
-    "edge": "run one edge server of a federation",
-    "device": "run one device of a federation",
-    "invite": "invite machines to a federation, and serve what they need to join",
-    "join": "make this machine a node of a federation, with a token or an archive",
-    "deploy": "write one archive per host for a federation that is set up in advance",
-    "certs": "create, renew or revoke the certificates of a federation",
-    "fleet": "add, remove or move devices and edge servers of a running federation; pause it; repeat its run",
-    "extend": "give a running federation more rounds or a larger budget",
-    "status": "show the nodes, the coordinator and the costs of a federation",
-    "devices": "list device classes, import one from a phone, or convert traces",
-    "calibrate": "measure this machine and write it as a device class",
-    "export": "write the trained model of a run to a file",
-    "predict": "run a trained model on a file of samples",
-    "rollback": "use an earlier model of those that a node has published",
-}
-"""Every command with its summary, in the order of the help."""
-
+_Number = TypeVar("_Number", int, float)
 
 ENGINE_HELP = (
     "threads: one device per core; processes: the same bits, in worker processes; batched: many small models "
     "at once, equal up to rounding; ray: the same bits as threads, on a cluster; auto: by the size of the "
     "model (default: the experiment's)"
 )
-
-
-def add_command(commands: Commands, name: str, example: str) -> argparse.ArgumentParser:
-    """Adds a sub-command whose help shows its summary and ends with an example."""
-    summary = SUMMARIES[name]
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=f"{summary[0].upper()}{summary[1:]}.",
-        epilog=f"example:\n{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    return parser
 
 
 def add_set_option(parser: argparse.ArgumentParser) -> None:
@@ -120,6 +75,10 @@ def _find_experiment_folders(directory: Path) -> list[Path]:
     return [
         file.parent for file in files if file.is_file() and not file.resolve().parent.is_relative_to(inside)
     ]
+
+
+def add_directory_argument(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("directory", type=Path, metavar="DIR", help=text)
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
@@ -202,51 +161,35 @@ def replace_engine(experiment: "Experiment", engine: str | None) -> "Experiment"
     return replace(experiment, simulation=replace(experiment.simulation, engine=engine))
 
 
-def parse_number(text: str) -> float:
-    """A number, or `inf` for no limit; NaN is an error."""
+def parse_value(text: str, kind: type[_Number], is_allowed: Callable[[_Number], bool], words: str) -> _Number:
+    """A number that is allowed; `words` say which are."""
     try:
-        value = float(text)
+        value: _Number | None = kind(text)
     except ValueError:
-        value = math.nan
-    if math.isnan(value):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number, or inf for no limit")
+        value = None
+    if value is None or not is_allowed(value):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be {words}")
     return value
+
+
+def parse_number(text: str) -> float:
+    return parse_value(text, float, lambda value: not math.isnan(value), "a number, or inf for no limit")
 
 
 def parse_positive(text: str) -> float:
-    """A number > 0, or `inf` for no limit."""
-    value = parse_number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number > 0, or inf for no limit")
-    return value
+    return parse_value(text, float, lambda value: value > 0, "a number > 0, or inf for no limit")
 
 
 def parse_share(text: str) -> float:
-    """A number in (0, 1]."""
-    value = parse_number(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number > 0 and ≤ 1")
-    return value
+    return parse_value(text, float, lambda value: 0 < value <= 1, "a number > 0 and ≤ 1")
 
 
 def parse_positive_integer(text: str) -> int:
-    """A whole number ≥ 1."""
-    return _parse_integer(text, 1)
+    return parse_value(text, int, lambda value: value >= 1, "a whole number ≥ 1")
 
 
 def parse_count(text: str) -> int:
-    """A whole number ≥ 0."""
-    return _parse_integer(text, 0)
-
-
-def _parse_integer(text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number ≥ {least}")
-    return value
+    return parse_value(text, int, lambda value: value >= 0, "a whole number ≥ 0")
 
 
 def parse_names(text: str) -> list[str]:

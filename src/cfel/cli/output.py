@@ -25,6 +25,11 @@ def print_json(document: object) -> None:
     sys.stdout.write("\n")
 
 
+def print_line(text: str) -> None:
+    """Prints a line as it is: not folded, and not read as markup."""
+    Console(highlight=False).print(text, soft_wrap=True, markup=False)
+
+
 def _to_plain(value: object) -> object:
     if isinstance(value, dict):
         return {str(key): _to_plain(entry) for key, entry in value.items()}

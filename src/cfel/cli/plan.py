@@ -18,7 +18,8 @@ from cfel.api.plan import HCEF, MEANING, FleetPlan, find_margins, plan_fleet
 from cfel.cli import options, output
 from cfel.wording import format_amount, plural
 
-EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
+EXAMPLES = {
+    "plan": """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-cap 900
   cfel plan fleet.json --method alternating --json
   cfel plan devices.csv --time-budget 85000 --energy-budget 15000 --rounds 40
   cfel plan devices.csv --time-cap 450 --energy-cap 900 --scheme hcef_plus
@@ -26,6 +27,7 @@ EXAMPLE = """  cfel plan devices.csv --tau 5 --sigma2 2 --time-cap 450 --energy-
 Columns of the CSV file: mu (s/step), alpha (J/step), nu (s per full upload),
 power (W) and cluster; optional: id, rho_min, rho_max, theta_min, theta_max,
 battery (J), clock_static and clock_exponent (what a slower clock saves)."""
+}
 
 OptionTexts = Mapping[str, tuple[Callable[[str], float], str]]
 
@@ -62,8 +64,7 @@ SCHEME_OPTIONS: OptionTexts = {
 METHOD_HELP = "of HCEF: joint, with a proven gap (default), or alternating, the paper's Algorithm 3"
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fleet", type=Path, metavar="FLEET", help="table of devices: .csv, .parquet or .json")
     for name, (kind, text) in (*PROBLEM_OPTIONS.items(), *LENGTH_OPTIONS.items()):
         parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")
@@ -91,7 +92,7 @@ def register(commands: options.Commands, name: str) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     if arguments.scheme_options is not None:
         arguments.scheme_options = dict(ChainMap(*reversed(arguments.scheme_options)))
     plan = plan_fleet(arguments.fleet, vars(arguments), lambda name: f"--{name.replace('_', '-')}")
@@ -100,8 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(plan.to_document())
     else:
-        _print(Console(highlight=False), plan, arguments.rows)
-    return 0
+        console = Console(highlight=False)
+        _print_clusters(console, plan, arguments.rows)
+        _print_devices(console, plan, arguments.rows)
+        _print_verdict(console, plan)
 
 
 def parse_option(text: str) -> dict[str, Any]:
@@ -115,12 +118,6 @@ def parse_option(text: str) -> dict[str, Any]:
         return {key.strip(): value.strip()}
 
 
-def _print(console: Console, plan: FleetPlan, rows: int) -> None:
-    _print_clusters(console, plan, rows)
-    _print_devices(console, plan, rows)
-    _print_verdict(console, plan)
-
-
 def _print_clusters(console: Console, plan: FleetPlan, rows: int) -> None:
     named, problem, solution = plan.named, plan.named.problem, plan.solution
     columns = ("cluster", "devices", "cap s", "time s", "slowest", "mean ρ", "mean θ", "energy J")
@@ -132,7 +129,7 @@ def _print_clusters(console: Console, plan: FleetPlan, rows: int) -> None:
         table.add_row(
             escape(named.cluster_names[number]),
             f"{len(members):,}",
-            _format_cap(solution.time_cap[number]),
+            format_amount(cap, 1) if np.isfinite(cap := solution.time_cap[number]) else "none",
             format_amount(solution.device_seconds[slowest], 1),
             escape(named.device_names[slowest]),
             f"{solution.rho[members].mean():.3f}",
@@ -241,7 +238,3 @@ def _describe_proof(plan: FleetPlan) -> str:
     # Schemes that choose time and energy themselves prove nothing about other choices.
     rivals = "its plans for the time and energy it chose"
     return f"the objective of {plan.scheme} is {gap} above the least of {rivals}"
-
-
-def _format_cap(seconds: float) -> str:
-    return format_amount(seconds, 1) if np.isfinite(seconds) else "none"

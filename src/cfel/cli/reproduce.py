@@ -25,17 +25,17 @@ from cfel.reproduce.reproduction import (
     measure_pace,
     write_results,
 )
-from cfel.reproduce.tables import TextTable
 from cfel.wording import plural
 
-EXAMPLE = """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --scale smoke
+EXAMPLES = {
+    "reproduce": """  cfel reproduce table1 --dataset cifar10 --data data/cifar10 --scale smoke
   cfel reproduce q --dataset femnist --data data/femnist --seeds 0,1
   cfel reproduce rates --dataset cifar10 --data data/cifar10
   cfel reproduce table1 --dataset femnist --data data/femnist --scale full --land results/femnist"""
+}
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_reproduce_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("item", choices=ITEMS, help="table or figure; rates selects the learning rates")
     parser.add_argument("--dataset", choices=DATASETS, required=True, help="data set")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder of the data set")
@@ -68,7 +68,7 @@ def register(commands: options.Commands, name: str) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Executes the missing runs and prints the comparison with the paper."""
     request = _build_request(arguments)
     shared = "table1" if request.item == "accuracy" else request.item  # the same runs, shown differently
@@ -79,10 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
     landed = [] if arguments.land is None else land_study(out, arguments.land)
     if arguments.json:
         output.print_json(document)
-        return 0
+        return
     console = Console(highlight=False)
     for table in shown:
-        _print_text_table(console, table)
+        grid = output.new_table(*table.headings)
+        for row in table.rows:
+            grid.add_row(*map(escape, row))
+        output.print_table(console, escape(table.title), grid)
     if note := document["paper"]["note"]:
         console.print(f"[dim]{escape(note)}[/]")
     output.print_report_path(console, out)
@@ -92,7 +95,6 @@ def run(arguments: argparse.Namespace) -> int:
     if landed:
         files = plural(len(landed), "file")
         console.print(f"landed in {files}: {escape(str(arguments.land))}", soft_wrap=True)
-    return 0
 
 
 def _build_request(arguments: argparse.Namespace) -> ReproductionRequest:
@@ -138,10 +140,3 @@ def _format_duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _print_text_table(console: Console, table: TextTable) -> None:
-    grid = output.new_table(*table.headings)
-    for row in table.rows:
-        grid.add_row(*(escape(cell) for cell in row))
-    output.print_table(console, escape(table.title), grid)

@@ -15,12 +15,13 @@ from cfel.report.summary import describe_overruns, find_overruns
 from cfel.runlog import RoundRecord, RunDirectory, holds_run
 from cfel.wording import format_amount, plural
 
-EXAMPLE = """  cfel run experiment.toml --out runs/first --set rounds.global=10
+EXAMPLES = {
+    "run": """  cfel run experiment.toml --out runs/first --set rounds.global=10
   cfel run experiment.toml --out runs/first --resume"""
+}
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_run_options(parser: argparse.ArgumentParser) -> None:
     options.add_experiment_argument(parser)
     options.add_out_option(parser, "run directory (default runs/NAME)")
     parser.add_argument("--resume", action="store_true", help="resume the run in DIR")
@@ -28,7 +29,7 @@ def register(commands: options.Commands, name: str) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     experiment = options.load_from_arguments(arguments)
     out: Path = arguments.out or Path("runs") / experiment.name
     if holds_run(out) and not arguments.resume:
@@ -43,10 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if not done:
         _note(f"{out} is already finished: {_explain_end(result.records[-1], experiment)}")
-    return print_run_result(arguments, result, " simulated")
+    print_run_result(arguments, result, " simulated")
 
 
-def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str = "") -> int:
+def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str = "") -> None:
     """Writes the report, prints the last round and returns the exit code; also the end of `cfel up`.
 
     `kind` says which seconds they are, where that is known.
@@ -54,7 +55,7 @@ def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str
     page = write_report_if_possible(result.path, result.experiment.rounds.target, _note)
     if arguments.json:
         output.print_json(result.summary)
-        return 0
+        return
     console, last = Console(highlight=False), result.records[-1]
     console.print(
         f"{plural(len(result.records), 'global round')}: {_describe_end(result, kind)}", soft_wrap=True
@@ -67,7 +68,6 @@ def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str
         console.print(f"[yellow]warning:[/] {escape(sentence)}", soft_wrap=True)
     if page is not None:
         console.print(f"report: {escape(str(page))}", soft_wrap=True)
-    return 0
 
 
 def _describe_end(result: RunResult, kind: str) -> str:

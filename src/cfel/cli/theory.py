@@ -2,6 +2,7 @@
 
 import argparse
 import math
+from dataclasses import fields
 from pathlib import Path
 
 from rich.console import Console
@@ -9,14 +10,15 @@ from rich.markup import escape
 
 from cfel.api.theorem import Assumptions, TheoremReport, report_theorem
 from cfel.cli import options, output
-from cfel.control import Bound
-from cfel.plugins import ANY_CODE, CodePolicy, import_from
+from cfel.plugins import ANY_CODE, import_from
 from cfel.wording import plural
 
-EXAMPLE = """  cfel theory experiment.toml
+EXAMPLES = {
+    "theory": """  cfel theory experiment.toml
   cfel theory experiment.toml --set scheme.name=cef --set rounds.global=10
   cfel theory experiment.toml --smoothness 4 --initial-gap 2.3 --sigma2 2 --json
   cfel theory runs/first     (uses the plans, σ² and G² of the log)"""
+}
 
 MEANING = {
     "progress": "initial loss, divided by all steps",
@@ -28,8 +30,7 @@ MAX_ROUNDS = 8
 """Number of first and of last rounds to show."""
 
 
-def register(commands: options.Commands, name: str) -> None:
-    parser = options.add_command(commands, name, EXAMPLE)
+def add_theory_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "experiment",
         type=Path,
@@ -57,29 +58,20 @@ def register(commands: options.Commands, name: str) -> None:
     parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Makes a dry run of the experiment, or reads the run, and prints the bound."""
-    assumed = Assumptions(
-        smoothness=arguments.smoothness,
-        initial_gap=arguments.initial_gap,
-        sigma2=arguments.sigma2,
-        g2=arguments.g2,
-        learning_rate=arguments.learning_rate,
-    )
-    report = report_theorem(arguments.experiment, arguments.set, assumed, _select_code_policy(arguments))
+    assumed = Assumptions(**{each.name: getattr(arguments, each.name) for each in fields(Assumptions)})
+    # An experiment file belongs to the user, and so does the code beside it; a directory need not.
+    code = ANY_CODE
+    if arguments.experiment.is_dir():
+        code = options.select_code_policy(arguments, arguments.experiment)
+    else:
+        import_from(arguments.experiment.parent)
+    report = report_theorem(arguments.experiment, arguments.set, assumed, code)
     if arguments.json:
         output.print_json(report.to_dict())
     else:
         _print(Console(highlight=False), report)
-    return 0
-
-
-def _select_code_policy(arguments: argparse.Namespace) -> CodePolicy:
-    """An experiment file belongs to the user, and so does the code beside it; a directory need not."""
-    if arguments.experiment.is_dir():
-        return options.select_code_policy(arguments, arguments.experiment)
-    import_from(arguments.experiment.parent)
-    return ANY_CODE
 
 
 def _print(console: Console, report: TheoremReport) -> None:
@@ -107,9 +99,8 @@ def _print(console: Console, report: TheoremReport) -> None:
         f"F(u⁰) − F_inf = {landscape.initial_gap:.4g}, σ² = {landscape.sigma2:.4g}, G² = {landscape.g2:.4g}"
         + (" (means over the rounds)" if report.rounds else "")
     )
-    console.print(
-        f"step size: the backhaul allows η ≤ {bound.topology_limit:.3g}, {_describe_plan_limit(bound)}"
-    )
+    plans = f"η ≤ {bound.plan_limit:.3g}" if bound.plan_limit > 0 else "none (some θ ≤ 1/2)"
+    console.print(f"step size: the backhaul allows η ≤ {bound.topology_limit:.3g}, the plans allow {plans}")
     if report.rounds:
         console.print(_describe_violations(report))
     elif bound.holds:
@@ -157,9 +148,3 @@ def _describe_violations(report: TheoremReport) -> str:
         f"[yellow]the step-size condition is violated in {broken} of {plural(total, 'round')}[/]: by the "
         f"plans in {by_plans}, and the backhaul {backhaul}. The bound is not proven for this run"
     )
-
-
-def _describe_plan_limit(bound: Bound) -> str:
-    if bound.plan_limit <= 0:
-        return "the plans allow none (some θ ≤ 1/2)"
-    return f"the plans allow η ≤ {bound.plan_limit:.3g}"

@@ -20,10 +20,9 @@ from rich.text import Text
 
 from cfel.api.progress import defer_interrupt
 from cfel.api.results import load_result
+from cfel.cli.federation import Answers, count_devices
 from cfel.cli.node import add_log_options, choose_log_settings
 from cfel.cli.options import (
-    Commands,
-    add_command,
     add_experiment_argument,
     add_json_option,
     add_out_option,
@@ -32,7 +31,6 @@ from cfel.cli.options import (
 )
 from cfel.cli.output import new_table, use_plain_spaces
 from cfel.cli.run import print_run_result
-from cfel.cli.status import Answers, count_devices
 from cfel.deployment.node import Node, ask_status
 from cfel.errors import DeploymentError
 from cfel.launch.federation import LaunchOptions, Processes, launch_federation
@@ -43,16 +41,16 @@ from cfel.runlog import RoundRecord
 from cfel.status import Status
 from cfel.wording import format_amount, plural
 
-EXAMPLE = """  cfel up examples/tiny.toml --out runs/tiny-up
+EXAMPLES = {
+    "up": """  cfel up examples/tiny.toml --out runs/tiny-up
   cfel up examples/tiny.toml --out runs/tiny-up --resume
   cfel status runs/tiny-up"""
+}
 POLL_SECONDS = 1.0
 NOTICE = "stopping all processes; their state is on disk. Press Ctrl-C again to stop without waiting"
 
 
-def register(commands: Commands, name: str) -> None:
-    """Adds the command."""
-    parser = add_command(commands, name, EXAMPLE)
+def add_up_options(parser: argparse.ArgumentParser) -> None:
     add_experiment_argument(parser)
     add_out_option(parser, "run directory (default runs/NAME-up)")
     parser.add_argument("--resume", action="store_true", help="resume the federation in DIR")
@@ -63,21 +61,14 @@ def register(commands: Commands, name: str) -> None:
     parser.set_defaults(run=run, engine=None)
 
 
-def _dashboard_address(out: Path) -> str:
-    """Address of the dashboard of edge server 0."""
-    return f"http://{read_node(out / 'nodes' / 'edge-0.toml').dashboard}/"
-
-
 def _resume_command(arguments: argparse.Namespace, out: Path) -> str:
     """The command that resumes this federation. It repeats --set, as the experiment must be the same."""
-    changes = [part for change in arguments.set for part in ("--set", change)]
-    json = ["--json"] if arguments.json else []
-    return shlex.join(
-        ["cfel", "up", str(arguments.experiment), "--out", str(out), *changes, *json, "--resume"]
-    )
+    words = ["cfel", "up", str(arguments.experiment), "--out", str(out)]
+    words += [part for change in arguments.set for part in ("--set", change)]
+    return shlex.join([*words, *(["--json"] if arguments.json else []), "--resume"])
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Runs the federation and prints the result."""
     experiment = load_from_arguments(arguments)
     out: Path = arguments.out or Path("runs") / f"{experiment.name}-up"
@@ -85,9 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
     with view, defer_interrupt(view.print_line, NOTICE) as interrupted:
 
         def on_start(_: Processes) -> None:
-            view.print_line(
-                f"starting {plural(experiment.fleet.devices, 'device')}; dashboard: {_dashboard_address(out)}"
-            )
+            devices = plural(experiment.fleet.devices, "device")
+            address = read_node(out / "nodes" / "edge-0.toml").dashboard
+            view.print_line(f"starting {devices}; dashboard: http://{address}/")
             view.watch(read_node(out / "nodes" / "operator-0.toml").node)
 
         options = LaunchOptions(
@@ -108,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             view.print_line(f"all processes stopped; to resume: {_resume_command(arguments, out)}")
             raise
-    return print_run_result(arguments, load_result(out, experiment))
+    print_run_result(arguments, load_result(out, experiment))
 
 
 class FederationView:
@@ -161,7 +152,7 @@ class FederationView:
             self.print_line(self.format_line())
 
     def update(self, answers: Answers) -> None:
-        """Records the answers of the edge servers, and prints every new problem."""
+        """Records what edge servers answered, and prints every new problem."""
         self._answers = answers
         self._known |= {edge: answer for edge, answer in answers.items() if isinstance(answer, Status)}
         for edge, answer in sorted(answers.items()):
@@ -181,9 +172,11 @@ class FederationView:
         if newest is not None:
             # No phase here: edge servers are polled once a second, so it would often be outdated.
             parts.append(f"coordinator {newest.coordinator or 'none'} (term {newest.term})")
-            parts.append(f"{self._count_all_devices()} devices")
-            if silent := sum(self._is_silent(edge) for edge in self._answers):
-                parts.append(f"{plural(silent, 'edge server')} not answering")
+            silent = {edge for edge in self._answers if self._is_silent(edge)}
+            heard = {edge: self._known[edge] for edge in self._known if edge not in silent}
+            parts.append(f"{count_devices(heard)} devices")
+            if silent:
+                parts.append(f"{plural(len(silent), 'edge server')} not answering")
         if self._last is not None:
             if self._last.accuracy is not None:
                 metric = ACCURACY if newest is None else newest.metric
@@ -199,9 +192,6 @@ class FederationView:
         """Whether an edge server does not answer although it has not finished."""
         finished = edge in self._known and self._known[edge].phase == "finished"
         return isinstance(self._answers[edge], str) and not finished
-
-    def _count_all_devices(self) -> str:
-        return count_devices({edge: self._known[edge] for edge in self._known if not self._is_silent(edge)})
 
     def estimate_seconds_left(self) -> float | None:
         """Seconds until the last round at the current pace; None before the first round."""

@@ -163,27 +163,27 @@ _LOGIN_SECONDS = 10.0
 _SCRIPTS = ("elements.js", "charts.js", "cards.js", "live.js")
 
 
-def dashboard_app(
-    snapshot: Callable[[], Status],
-    changes: AsyncIterator[object] | float = 1.0,
-    token: str | None = None,
-    names: Collection[str] = (),
-) -> "Dashboard":
-    """Creates the dashboard of one node.
-
-    `snapshot` is called on the event loop, so it must not block. `changes` yields whenever something changed,
-    or is the seconds between two polls. Readers must send the token; None is allowed on loopback only, which
-    `serve` checks. `names` are allowed host names, besides IP addresses and localhost.
-    """
-    return Dashboard(SnapshotFeed(snapshot, changes), None if token is None else Token(token), names)
-
-
 class Dashboard:
-    """The ASGI application; use `dashboard_app` to create it."""
+    """The ASGI application that shows one node.
 
-    def __init__(self, feed: "SnapshotFeed", token: Token | None, names: Collection[str]) -> None:
+    Args:
+        snapshot: called on the event loop, so it must not block.
+        changes: yields whenever something changed, or the seconds between two polls.
+        token: what readers must send; None is allowed on loopback only, which `serve` checks.
+        names: allowed host names, besides IP addresses and localhost.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Status],
+        changes: AsyncIterator[object] | float = 1.0,
+        token: str | None = None,
+        names: Collection[str] = (),
+    ) -> None:
         self.needs_token = token is not None
-        self._feed, self._token = feed, token
+        self._snapshot = snapshot
+        self._feed = SnapshotFeed(snapshot, changes)
+        self._token = None if token is None else Token(token)
         self._page = HTMLResponse(_build_page("page.html"))
         self._login_page = HTMLResponse(_build_page("login.html"), status_code=401)
         routes = [
@@ -196,7 +196,9 @@ class Dashboard:
             Route("/login", self._answer_login, methods=["POST"], max_body_size=_MOST_LOGIN_BYTES),
         ]
         starlette = Starlette(routes=routes, lifespan=self._lifespan)
-        self._protected = AccessControl(starlette, token, names, _content_security_policy(), self._login_page)
+        self._protected = AccessControl(
+            starlette, self._token, names, _content_security_policy(), self._login_page
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._protected(scope, receive, send)
@@ -217,10 +219,10 @@ class Dashboard:
         return self._page
 
     async def _answer_status(self, _: Request) -> Response:
-        return Response(self._feed.take_snapshot().to_json(), media_type="application/json")
+        return Response(self._snapshot().to_json(), media_type="application/json")
 
     async def _answer_metrics(self, _: Request) -> Response:
-        return Response(metrics_text(self._feed.take_snapshot()), headers={"content-type": CONTENT_TYPE})
+        return Response(metrics_text(self._snapshot()), headers={"content-type": CONTENT_TYPE})
 
     async def _answer_health(self, _: Request) -> Response:
         if self._feed.closed:
@@ -228,7 +230,7 @@ class Dashboard:
         return PlainTextResponse("ok\n")
 
     async def _answer_ready(self, _: Request) -> Response:
-        unready = "no more snapshots" if self._feed.closed else self._feed.take_snapshot().unready
+        unready = "no more snapshots" if self._feed.closed else self._snapshot().unready
         return PlainTextResponse(f"{unready or 'ok'}\n", status_code=503 if unready else 200)
 
     async def _answer_events(self, request: Request) -> Response:
@@ -296,25 +298,21 @@ class SnapshotFeed:
         self._version = 0
         self._encoded: tuple[int, bytes] = (-1, b"")
         self._changed = asyncio.Event()
-        self._readers: dict[EventStream, str] = {}
+        self.readers: dict[EventStream, str] = {}
         self.closed = False
-
-    @property
-    def readers(self) -> int:
-        return len(self._readers)
 
     def add_reader(self, stream: "EventStream", client: str) -> None:
         """Registers a stream, at the limit in place of another."""
-        if len(self._readers) >= MOST_READERS:
-            ((most, _),) = Counter(self._readers.values()).most_common(1)
-            oldest = next(each for each, owner in self._readers.items() if owner == most)
-            del self._readers[oldest]
+        if len(self.readers) >= MOST_READERS:
+            ((most, _),) = Counter(self.readers.values()).most_common(1)
+            oldest = next(each for each, owner in self.readers.items() if owner == most)
+            del self.readers[oldest]
             oldest.disconnect()
-        self._readers[stream] = client
+        self.readers[stream] = client
 
     def remove_reader(self, stream: "EventStream") -> None:
         """Forgets a stream; may be called twice."""
-        self._readers.pop(stream, None)
+        self.readers.pop(stream, None)
 
     async def run(self) -> None:
         """Wakes readers at every change, until cancelled or no more come; a failure ends every stream."""
@@ -350,16 +348,11 @@ class SnapshotFeed:
         self.closed = True
         self._wake()
 
-    def take_snapshot(self) -> Status:
-        return self._snapshot()
-
     def encode(self) -> bytes:
         """The newest snapshot as JSON, encoded once for all readers."""
-        version, encoded = self._encoded
-        if version != self._version:
-            encoded = self._snapshot().to_json()
-            self._encoded = (self._version, encoded)
-        return encoded
+        if self._encoded[0] != self._version:
+            self._encoded = (self._version, self._snapshot().to_json())
+        return self._encoded[1]
 
     async def documents(self) -> AsyncIterator[bytes | None]:
         """Yields the newest document at once and after every change; None is a heartbeat."""

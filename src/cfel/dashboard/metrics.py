@@ -54,18 +54,20 @@ def list_families(status: Status) -> list[Family]:
 def _list_progress(status: Status) -> Metrics:
     last = status.history[-1] if status.history else None
     evaluated = next((point for point in reversed(status.history) if point.accuracy is not None), None)
+    labels = {"node": status.node, "experiment": status.name, "scheme": status.scheme}
+    labels |= {"source": status.source, "version": status.version}
     return [
-        ("cfel_info", "What runs here; always 1.", [(_identify(status), 1)]),
+        ("cfel_info", "What runs here; always 1.", [(labels, 1)]),
         ("cfel_round", "Global round started last.", status.round),
         ("cfel_rounds", "Global rounds of the experiment.", status.rounds),
         ("cfel_rounds_finished", "Last finished global round.", last.round if last else None),
         ("cfel_edge_round", "Current edge round.", status.edge_round),
-        ("cfel_phase", "1 for the current phase.", [({"phase": p}, int(p == status.phase)) for p in PHASES]),
+        ("cfel_phase", "1 for the current phase.", [({"phase": p}, p == status.phase) for p in PHASES]),
         ("cfel_term", "Term of the election.", status.term),
         (
             "cfel_coordinator",
             "1 if this node coordinates.",
-            None if status.term is None else int(status.coordinator == status.node),
+            None if status.term is None else status.coordinator == status.node,
         ),
         ("cfel_spent_seconds_total", "Time spent, as realised.", status.seconds),
         ("cfel_budget_seconds", "Time budget.", status.seconds_budget),
@@ -109,18 +111,11 @@ def _list_fleet(status: Status) -> Metrics:
 def _list_node(status: Status) -> Metrics:
     last = status.history[-1] if status.history else None
     elections = None if status.term is None else status.leader_changes
+    ready = not status.unready if status.source == "edge" else None
     return [
-        (
-            "cfel_ready",
-            "1 if this node takes part; see /readyz.",
-            int(not status.unready) if status.source == "edge" else None,
-        ),
-        ("cfel_problem", "1 if something is wrong; see /status.json.", int(bool(status.problem))),
-        (
-            "cfel_majority",
-            "1 if a majority is in touch.",
-            None if status.majority is None else int(status.majority),
-        ),
+        ("cfel_ready", "1 if this node takes part; see /readyz.", ready),
+        ("cfel_problem", "1 if something is wrong; see /status.json.", bool(status.problem)),
+        ("cfel_majority", "1 if a majority is in touch.", status.majority),
         ("cfel_elections_total", "Elections since the start.", elections),
         ("cfel_round_duration_seconds", "Real time of the last round.", last.wall_seconds if last else None),
         ("cfel_wire_bytes_total", "Bytes of uploads and gossip.", status.wire_bytes),
@@ -136,11 +131,6 @@ def _list_node(status: Status) -> Metrics:
         ),
         ("cfel_changed_timestamp_seconds", "When the state last changed.", status.unix_seconds),
     ]
-
-
-def _identify(status: Status) -> dict[str, str]:
-    known = {"node": status.node, "experiment": status.name, "scheme": status.scheme, "source": status.source}
-    return known | {"version": status.version}
 
 
 def _describe_metric(status: Status) -> dict[str, str]:
@@ -161,19 +151,16 @@ def _list_device_accuracy(status: Status) -> list[Sample]:
 def _count_rejections(status: Status) -> list[Sample]:
     counts: Counter[str] = Counter()
     for reason, number in status.rejected:
-        counts[_find_kind(reason)] += number
+        kinds = (kind for kind, parts in _KINDS if any(part in reason for part in parts))
+        counts[next(kinds, "invalid message")] += number
     return [({"reason": kind}, number) for kind, number in sorted(counts.items())]
-
-
-def _find_kind(reason: str) -> str:
-    return next((kind for kind, parts in _KINDS if any(part in reason for part in parts)), "invalid message")
 
 
 def _list_edges(status: Status) -> list[Sample]:
     if status.source != "edge":
         return []
     return [
-        ({"cluster": str(each.cluster), "node": each.node}, int(each.state == "alive"))
+        ({"cluster": str(each.cluster), "node": each.node}, each.state == "alive")
         for each in status.clusters[:MOST_CLUSTERS]
     ]
 
@@ -200,7 +187,8 @@ def _lines(name: str, kind: str, words: str, samples: list[Sample]) -> Iterator[
         yield f"# HELP {name} {words}\n# TYPE {name} {kind}\n"
     for labels, value in known:
         inside = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
-        yield f"{name}{{{inside}}} {value!r}\n" if inside else f"{name} {value!r}\n"
+        # A truth value is 0 or 1.
+        yield f"{name}{f'{{{inside}}}' if inside else ''} {+value!r}\n"
 
 
 def _escape(text: str) -> str:

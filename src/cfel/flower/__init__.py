@@ -30,16 +30,12 @@ __all__ = [
     "train_with",
 ]
 
-_MODULES = {
-    "LocalGrid": "clients",
-    "NodeConditions": "planner",
-    "PlannedFedAvg": "strategy",
-    "RoundPlanner": "planner",
-    "describe_node": "strategy",
-    "send_sparse": "strategy",
-    "train_with": "clients",
+_NAMES = {
+    "clients": ("LocalGrid", "train_with"),
+    "planner": ("NodeConditions", "RoundPlanner"),
+    "strategy": ("PlannedFedAvg", "describe_node", "send_sparse"),
 }
 
 if not TYPE_CHECKING:
     # Hidden from type checkers, which would otherwise accept any name.
-    __getattr__, __dir__ = import_on_use(__name__, _MODULES)
+    __getattr__, __dir__ = import_on_use(__name__, _NAMES)

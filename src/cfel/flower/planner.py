@@ -172,7 +172,11 @@ class RoundPlanner:
             if node in chosen and steps[place] > 0
         }
         seconds, joules = self._count(orders, {})
-        self._orders = orders if self._is_affordable(seconds, joules) else {}
+        affordable = (
+            self.ledger.seconds + seconds <= self.budget.seconds * _TOLERANCE
+            and self.ledger.joules + joules <= self.budget.joules * _TOLERANCE
+        )
+        self._orders = orders if affordable else {}
         return dict(self._orders)
 
     def charge(self, reports: Mapping[int, NodeReport]) -> PlannedRound:
@@ -191,12 +195,6 @@ class RoundPlanner:
         self.history.append(done)
         self._orders = {}
         return done
-
-    def _is_affordable(self, seconds: float, joules: float) -> bool:
-        return (
-            self.ledger.seconds + seconds <= self.budget.seconds * _TOLERANCE
-            and self.ledger.joules + joules <= self.budget.joules * _TOLERANCE
-        )
 
     def _count(
         self, orders: Mapping[int, NodeOrder], reports: Mapping[int, NodeReport]

@@ -271,7 +271,7 @@ def prepare_directory(directory: Path, experiment: Experiment, world: World) -> 
 def _make_dashboard(experiment: Experiment, file: NodeFile) -> ServeStatus:
     """Returns the coroutine function that serves the dashboard of an edge server."""
     # Only here: devices do without a web server.
-    from cfel.dashboard import dashboard_app, serve
+    from cfel.dashboard import Dashboard, serve
 
     host, port = split_address("dashboard", file.dashboard)
     certificate = file.node.certificates / f"{file.node.identity}.pem"
@@ -285,7 +285,7 @@ def _make_dashboard(experiment: Experiment, file: NodeFile) -> ServeStatus:
 
         token = os.environ.get(TOKEN_VARIABLE) or None
         names = read_host_names(certificate) if file.dashboard_tls else ()
-        app = dashboard_app(add_names, _REFRESH_SECONDS, token, names)
+        app = Dashboard(add_names, _REFRESH_SECONDS, token, names)
         tls = {"certificate": certificate, "key": certificate.with_suffix(".key")}
         async with serve(app, host, port, **(tls if file.dashboard_tls else {})) as address:
             _LOG.info("dashboard: %s", address)

@@ -237,7 +237,9 @@ def _parse_record(values: Table) -> RoundRecord:
 
 def _format_runs(runs: Sequence[LandedRun], common: Table) -> str:
     """The table of runs as JSON, one run and one fleet per line, so that two versions can be compared."""
-    environments = [_describe_environment(run.environment) for run in runs]
+    environments = [
+        {**asdict(run.environment), "command": shlex.join(run.environment.command)} for run in runs
+    ]
     shared = reduce(_intersect, environments)
     fleets = [_describe_fleet(run.fleet) for run in runs]
     different = [fleet for place, fleet in enumerate(fleets) if fleet not in fleets[:place]]
@@ -281,10 +283,6 @@ def _parse_fleet(fleet: Table, row: Table) -> FleetDescription:
     metrics = tuple(Metric(**each) for each in fleet.get("metrics", ())) or (ACCURACY,)
     budgets = {name: row[name] for name in ("seconds_budget", "joules_budget")}
     return FleetDescription(**{**fleet, **budgets, "metrics": metrics})
-
-
-def _describe_environment(environment: Environment) -> Table:
-    return {**asdict(environment), "command": shlex.join(environment.command)}
 
 
 def _parse_environment(document: Table) -> Environment:

@@ -119,10 +119,14 @@ def _build_run(
 ) -> Run:
     with translate_parse_errors(path / "experiment.toml"):
         experiment = parse_toml(experiment_toml)
+        name = validation.check_text("name", experiment.get("name", path.name))
+        scheme = _read_table(experiment, "scheme")
+        scheme["name"] = validation.check_text("scheme.name", scheme.get("name", "scheme"))
     return Run(
         directory=RunDirectory(path),
-        name=_read_text(path, "name", experiment.get("name", path.name)),
-        scheme=_read_scheme(path, _read_table(experiment, "scheme")),
+        name=name,
+        # Runs of the same scheme with other variants are others.
+        scheme=name_variants(scheme),
         seed=_read_seed(path, experiment.get("seed", 0)),
         target=_read_target(_read_table(experiment, "rounds").get("target")),
         records=records,
@@ -145,7 +149,12 @@ def load_runs(path: Path) -> tuple[Run, ...]:
         raise RunDirectoryError(f"{path} holds no run, and neither do the directories below it")
     rows = read_rows(path)
     if not rows and len({(run.scheme, run.seed) for run in found}) < len(found):
-        rows = {run.directory.path: _name_folder(path, run.directory.path) for run in found}
+        places = [run.directory.path for run in found]
+        # As `hcef_plus-priced` of `hcef_plus-priced/seed-0`.
+        folders = (place.parent if place.name.startswith("seed-") else place for place in places)
+        rows = {
+            place: folder.relative_to(path).as_posix() for place, folder in zip(places, folders, strict=True)
+        }
     runs: dict[tuple[str, int], Run] = {}
     for loaded in found:
         run = replace(loaded, scheme=rows.get(loaded.directory.path, loaded.scheme))
@@ -156,12 +165,6 @@ def load_runs(path: Path) -> tuple[Run, ...]:
             raise RunDirectoryError(f"two runs of {run.scheme} with seed {run.seed}: {both}")
     order = list(dict.fromkeys(rows.values()))
     return tuple(runs[key] for key in sorted(runs, key=partial(_sort_key, order)))
-
-
-def _name_folder(path: Path, run: Path) -> str:
-    """The folder of a run, as in `hcef_plus-priced` of `hcef_plus-priced/seed-0`."""
-    folder = run.parent if run.name.startswith("seed-") else run
-    return folder.relative_to(path).as_posix()
 
 
 def read_rows(path: Path) -> dict[Path, str]:
@@ -278,16 +281,6 @@ def _read_target(value: object) -> float | None:
 def _read_table(experiment: dict[str, Any], name: str) -> dict[str, Any]:
     table = experiment.get(name, {})
     return table if isinstance(table, dict) else {}
-
-
-def _read_text(path: Path, field: str, value: object) -> str:
-    with translate_parse_errors(path / "experiment.toml"):
-        return validation.check_text(field, value)
-
-
-def _read_scheme(path: Path, table: Mapping[str, Any]) -> str:
-    """The name of the scheme and of its variants: runs of the same scheme with other variants are others."""
-    return name_variants({**table, "name": _read_text(path, "scheme.name", table.get("name", "scheme"))})
 
 
 def _read_seed(path: Path, seed: object) -> int:

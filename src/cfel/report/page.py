@@ -12,8 +12,8 @@ from typing import Any
 
 from cfel.durable import replace_file
 from cfel.metric import Metric
+from cfel.report.figures import Picture, draw_pictures, write_pictures
 from cfel.report.load import Run, find_baseline, find_target, group_by_row, list_settings, load_runs
-from cfel.report.pictures import Picture, draw_pictures, write_pictures
 from cfel.report.style import SchemeStyle, assign_styles, css_variable, list_colours
 from cfel.report.summary import describe_overruns, find_interval, read_metric, summarise
 from cfel.report.table import NO_SETTINGS, Settings, build_table
@@ -158,22 +158,20 @@ def render_overruns(runs: Sequence[Run], styles: Mapping[str, SchemeStyle]) -> s
 
 
 def render_gallery(pictures: Sequence[Picture]) -> str:
-    return f'<div class="grid">{"".join(map(_render_figure, pictures))}</div>'
-
-
-def _render_figure(picture: Picture) -> str:
-    return (
-        f'<figure id="{picture.name}"><h3>{escape(picture.title)}</h3>{picture.inline}'
-        f"<figcaption>{escape(picture.caption)}</figcaption></figure>"
+    figures = "".join(
+        f'<figure id="{each.name}"><h3>{escape(each.title)}</h3>{each.inline}'
+        f"<figcaption>{escape(each.caption)}</figcaption></figure>"
+        for each in pictures
     )
+    return f'<div class="grid">{figures}</div>'
 
 
 def render_provenance(runs: Sequence[Run], styles: Mapping[str, SchemeStyle]) -> str:
     """How each run was made, in collapsed sections."""
-    return f"<h2>How this was made</h2>{''.join(_render_run(run, styles) for run in runs)}"
+    return f"<h2>How this was made</h2>{''.join(_render_run(run, styles[run.scheme].label) for run in runs)}"
 
 
-def _render_run(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
+def _render_run(run: Run, label: str) -> str:
     environment = run.environment
     changed = " with uncommitted changes" if environment.modified else ""
     facts = {
@@ -189,7 +187,7 @@ def _render_run(run: Run, styles: Mapping[str, SchemeStyle]) -> str:
     }
     items = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts.items())
     return (
-        f"<details><summary>{escape(styles[run.scheme].label)}, seed {run.seed}</summary><dl>{items}</dl>"
+        f"<details><summary>{escape(label)}, seed {run.seed}</summary><dl>{items}</dl>"
         f"<pre>{escape(run.experiment_toml)}</pre></details>"
     )
 

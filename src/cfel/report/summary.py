@@ -313,22 +313,15 @@ class MissedCaps:
 
 def find_overruns(run: Run) -> tuple[Overrun, ...]:
     """The budgets that a run broke with the steps that devices really took."""
-    found = (
-        _find_overrun(run, resource, budget)
-        for resource, budget in (("seconds", run.fleet.seconds_budget), ("joules", run.fleet.joules_budget))
-        if budget is not None and run.records
-    )
-    return tuple(overrun for overrun in found if overrun is not None)
-
-
-def _find_overrun(run: Run, resource: str, budget: float) -> Overrun | None:
-    field = f"{resource}_realised"
-    above = (record.round for record in run.records if getattr(record, field) > budget * (1 + ROUNDING))
-    since = next(above, None)
-    if since is None:
-        return None
-    spent = float(getattr(run.records[-1], field))
-    return Overrun(resource, spent, budget, since, _explain(run, resource, since, budget))
+    found = []
+    for resource, budget in (("seconds", run.fleet.seconds_budget), ("joules", run.fleet.joules_budget)):
+        spent = [(record.round, float(getattr(record, f"{resource}_realised"))) for record in run.records]
+        most = math.inf if budget is None else budget * (1 + ROUNDING)
+        since = next((number for number, each in spent if each > most), None)
+        if budget is not None and since is not None:
+            reason = _explain(run, resource, since, budget)
+            found.append(Overrun(resource, spent[-1][1], budget, since, reason))
+    return tuple(found)
 
 
 def _explain(run: Run, resource: str, since: int, budget: float) -> str:
@@ -418,9 +411,8 @@ def geometric_mean(ratios: Sequence[float | None]) -> float | None:
 
 def geometric_interval(ratios: Sequence[float | None]) -> tuple[float, float] | None:
     """Ends of the 95 % interval of the geometric mean; None for one ratio or a missing one."""
-    logarithms = [_log(ratio) for ratio in ratios]
-    mean, half = _mean(logarithms), confidence_half_width(logarithms)
-    return None if mean is None or half is None else (math.exp(mean - half), math.exp(mean + half))
+    ends = find_interval([_log(ratio) for ratio in ratios])
+    return None if ends is None else (math.exp(ends[0]), math.exp(ends[1]))
 
 
 def find_interval(values: Sequence[float | None]) -> tuple[float, float] | None:

@@ -193,41 +193,23 @@ def plan_runs(request: ReproductionRequest, rates: dict[str, float], out: Path) 
 def _plan_run(
     request: ReproductionRequest, value: float | None, scheme: str, seed: int, rate: float | None, out: Path
 ) -> PlannedRun:
-    changes = [
-        *(f"scheme.{key}={json.dumps(value)}" for key, value in parse_variants(scheme).items()),
-        f"seed={seed}",
-        f"rounds.stop={_choose_stop(request, scheme)}",
-    ]
+    variants = parse_variants(scheme)
+    # Schemes that plan with budgets stop at them, the others after φ rounds.
+    stop = request.stop or ("budget" if variants["name"] in _BUDGETED else "rounds")
+    changes = [f"scheme.{key}={json.dumps(each)}" for key, each in variants.items()]
+    changes += [f"seed={seed}", f"rounds.stop={stop}"]
     changes += [] if rate is None else [f"local.learning_rate={rate}"]
-    folder = Path(row_folder(scheme)) / f"seed-{seed}"
-    name = f"{scheme} (seed {seed})"
-    if value is not None:
-        changes += _list_sweep_changes(request, value)
+    above: list[str] = []
+    folder, name = Path(row_folder(scheme)) / f"seed-{seed}", f"{scheme} (seed {seed})"
+    if (sweep := request.sweep) is not None and value is not None:
         folder, name = Path(f"{value:g}") / folder, f"{value:g}: {name}"
-    experiment = load_base_experiment(request, changes, _list_equal_work_changes(request, value))
-    return PlannedRun(name, experiment, out / folder)
-
-
-def _choose_stop(request: ReproductionRequest, scheme: str) -> str:
-    """Schemes that plan with budgets stop at them, the others after φ rounds."""
-    return request.stop or ("budget" if parse_variants(scheme)["name"] in _BUDGETED else "rounds")
-
-
-def _list_sweep_changes(request: ReproductionRequest, value: float) -> list[str]:
-    sweep = request.sweep
-    assert sweep is not None  # noqa: S101 — only called for sweeps
-    changes = [f"{sweep.key}={value:g}"]
-    if request.item == "rates":
-        changes.append(f"data.held_out={HELD_OUT}")
-    return changes
-
-
-def _list_equal_work_changes(request: ReproductionRequest, value: float | None) -> list[str]:
-    """The number of global rounds that keeps the total number of local iterations constant."""
-    if value is None or request.sweep is None or not request.sweep.equal_work:
-        return []
-    rounds = load_base_experiment(request).rounds.global_rounds
-    return [f"rounds.global={max(2, round(rounds * PAPER_PERIOD / value))}"]
+        changes.append(f"{sweep.key}={value:g}")
+        if request.item == "rates":
+            changes.append(f"data.held_out={HELD_OUT}")
+        if sweep.equal_work:
+            rounds = load_base_experiment(request).rounds.global_rounds
+            above = [f"rounds.global={max(2, round(rounds * PAPER_PERIOD / value))}"]
+    return PlannedRun(name, load_base_experiment(request, changes, above), out / folder)
 
 
 LAST_ROUNDS = 3

@@ -3,7 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from cfel.reproduce.tables import Panel, Reproduction, TextTable, draw_gains, draw_sweep, write_reproduction
+from cfel.reproduce.reproduction import (
+    Panel,
+    Reproduction,
+    TextTable,
+    draw_gains,
+    draw_sweep,
+    write_reproduction,
+)
 
 
 def row(seconds: float | None, gain: float | None) -> dict[str, Any]:

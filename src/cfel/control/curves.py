@@ -195,13 +195,31 @@ def make_curve(fleet: Fleet, grid: Grid) -> tuple[Curve, Response]:
     """The clusters' answer to a grid, and the responses behind it (P × T·N), which stay where they are."""
     spans, prices = grid.price.shape
     copies = fleet if spans == 1 and np.isinf(grid.makespan[0]) else fleet.at(grid.makespan)
-    response = copies.respond(np.repeat(grid.price.T, fleet.size, axis=1))
+    response = copies.respond(_repeat(grid.price.T, fleet.size))
     shape = (prices, spans, fleet.clusters)
     objective, joules = (
         add_by_cluster(values, copies).reshape(shape).transpose(1, 0, 2)
         for values in (response.cost, response.joules)
     )
     return Curve(grid, objective, joules), response
+
+
+def _repeat(values: FloatArray, times: int) -> FloatArray:
+    """Every column so many times; a single one is not copied."""
+    rows, columns = values.shape
+    if columns == 1:
+        return np.broadcast_to(values, (rows, times))
+    return np.repeat(values, times, axis=1)
+
+
+def narrow(values: FloatArray) -> FloatArray:
+    """One entry of the last axis where all are the same by construction, which makes arithmetic cheaper."""
+    return values[..., :1] if values.strides[-1] == 0 else values
+
+
+def limit_prices(price: FloatArray) -> FloatArray:
+    """Prices to compute with; a column of a single one where all devices have the same."""
+    return np.clip(narrow(price), NO_PRICE, ANY_PRICE)
 
 
 def add_curves(curve: Curve) -> Curve:
@@ -316,17 +334,7 @@ def _mix(over: Response, under: Response, left: float) -> tuple[NDArray[Any], Fl
 
 def respond_at(fleet: Fleet, price: float) -> Response:
     """Every device's response to one price."""
-    return fleet.respond(np.full((1, fleet.size), price)).pick(0)
-
-
-def settle_within(fleet: Fleet, bracket: Bracket, energy_cap: float) -> Response:
-    """The plan of all clusters within the energy cap."""
-    over = respond_at(fleet, bracket.over.point.price)
-    if bracket.over is bracket.under:
-        return over
-    under = respond_at(fleet, bracket.under.point.price)
-    plan = settle(fleet, share_energy(bracket, energy_cap), over, under)
-    return repair(fleet, plan, (over, under), minimise_within(energy_cap, bracket.lower_bound))
+    return fleet.respond(np.broadcast_to(price, (1, fleet.size))).pick(0)
 
 
 # What a price cannot reach. At any price a device goes where its value, as a function of its energy, touches

@@ -11,12 +11,13 @@ undecided between two prices. A part that answers finds the devices of a place a
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.curves import Fleet, Grid, Response, add_by_cluster, make_curve
+from cfel.control.curves import Fleet, Grid, Response, add_by_cluster, make_curve, respond_at
 
 # Places, and responses to single prices, that are kept between questions.
 _KEPT = 4
@@ -145,6 +146,30 @@ def cut_answer(answer: AnyAnswer, cluster: int) -> AnyAnswer:
     return type(answer)(**column)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Members:
+    """The devices of a fleet in the order of clusters, and per cluster how many and where they begin."""
+
+    devices: IndexArray
+    count: IndexArray
+    start: IndexArray
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> "_Members":
+        """Of every cluster."""
+        count = np.bincount(fleet.cluster, minlength=fleet.clusters)
+        return cls(np.argsort(fleet.cluster, kind="stable"), count, np.cumsum(count) - count)
+
+    def thin_out(self, stride: int) -> IndexArray:
+        """One in so many devices: of every cluster its first, which depends on its number, and so on."""
+        first = _find_first(len(self.count), stride)
+        taken = count_thinned(self.count, stride).astype(np.intp)
+        before = np.cumsum(taken) - taken
+        place = np.repeat(self.start + first - stride * before, taken)
+        place += stride * np.arange(place.size)
+        return np.sort(self.devices[place])
+
+
 class FleetAnswers:
     """Answers for the devices of a fleet, or of a part of its clusters."""
 
@@ -171,16 +196,19 @@ class FleetAnswers:
         """The responses of a place's devices to one price."""
         if (place, price) not in self._responses:
             fleet = self.find(place)
-            found = fleet.respond(np.full((1, fleet.size), price)).pick(0)
-            _keep(self._responses, (place, price), found)
+            _keep(self._responses, (place, price), respond_at(fleet, price))
         return self._responses[place, price]
+
+    @cached_property
+    def _members(self) -> _Members:
+        return _Members.of(self._whole)
 
     def _make_fleet(self, place: Place) -> Fleet:
         if place.between:
             return self.find(_widen(place)).take(self._find_undecided(place))
         if place.stride > 1:
             fleet = self.find(replace(place, stride=1))
-            return fleet.take(_thin_out(fleet.cluster, place.stride))
+            return fleet.take(self._members.thin_out(place.stride))
         return self._whole.at(np.array([place.makespan])).prepare()
 
     def _find_undecided(self, place: Place) -> IndexArray:
@@ -224,12 +252,6 @@ def rank_in_cluster(cluster: IndexArray) -> IndexArray:
 def count_thinned(devices: FloatArray, stride: int) -> FloatArray:
     """How many devices of every cluster a thinned out place has, of so many."""
     return np.maximum(np.ceil((devices - _find_first(len(devices), stride)) / stride), 0.0)
-
-
-def _thin_out(cluster: IndexArray, stride: int) -> IndexArray:
-    """One in so many devices: of every cluster its first, which depends on its number, and so on."""
-    first = _find_first(int(cluster.max(initial=-1)) + 1, stride)
-    return np.flatnonzero((rank_in_cluster(cluster) - first[cluster]) % stride == 0)
 
 
 def _find_first(clusters: int, stride: int) -> IndexArray:

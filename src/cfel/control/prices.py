@@ -11,7 +11,18 @@ from typing import NamedTuple
 import numpy as np
 
 from cfel.arrays import FloatArray
-from cfel.control.curves import Bracket, End, Fleet, Grid, Point
+from cfel.control.curves import (
+    Bracket,
+    End,
+    Fleet,
+    Grid,
+    Point,
+    Response,
+    minimise_within,
+    repair,
+    settle,
+    share_energy,
+)
 from cfel.control.exchange import (
     CurveAnswer,
     CurveQuestion,
@@ -46,8 +57,26 @@ def search_price(fleet: Fleet, energy_cap: float) -> Bracket:
 
     If the cap is below the least energy of the fleet, the result's `under` exceeds it too.
     """
+    return _search(FleetAnswers(fleet), energy_cap)
+
+
+def meet_cap(fleet: Fleet, energy_cap: float) -> tuple[Bracket, Response]:
+    """That search, and the plan of all devices within the cap."""
+    answers = FleetAnswers(fleet)
+    bracket = _search(answers, energy_cap)
+    over = answers.respond(Place(), bracket.over.point.price)
+    if bracket.over is bracket.under:
+        return bracket, over
+    under = answers.respond(Place(), bracket.under.point.price)
+    plan = settle(fleet, share_energy(bracket, energy_cap), over, under)
+    goal = minimise_within(energy_cap, bracket.lower_bound)
+    return bracket, repair(fleet, plan, (over, under), goal)
+
+
+def _search(answers: FleetAnswers, energy_cap: float) -> Bracket:
+    fleet = answers.find(Place())
     devices = np.bincount(fleet.cluster, minlength=fleet.clusters).astype(np.float64)
-    return answer_locally(seek_price(devices, energy_cap), FleetAnswers(fleet).answer)
+    return answer_locally(seek_price(devices, energy_cap), answers.answer)
 
 
 def bound_objective(fleet: Fleet, energy_cap: float) -> float:

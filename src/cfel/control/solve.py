@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.curves import measure_gap, respond_at, settle_within
-from cfel.control.prices import bound_objective, search_price
+from cfel.control.curves import measure_gap, respond_at
+from cfel.control.prices import bound_objective, meet_cap, search_price
 from cfel.control.problem import (
     Limits,
     Proposal,
@@ -260,8 +260,7 @@ def _shrink(
 def solve_joint(problem: RoundProblem, limits: Limits) -> Proposal:
     """Finds a plan within the limits, and a lower bound on every other."""
     fleet = PricedFleet.from_problem(problem, limits)
-    bracket = search_price(fleet, limits.joules)
-    plan = settle_within(fleet, bracket, limits.joules)
+    bracket, plan = meet_cap(fleet, limits.joules)
     bound = bracket.lower_bound
     if measure_gap(plan, bound) > SHARPEN_ABOVE:
         over, under = (respond_at(fleet, end.point.price) for end in (bracket.over, bracket.under))

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cfel.arrays import FloatArray, IndexArray
+from cfel.arrays import FloatArray, IndexArray, run_blocks
 from cfel.control.curves import (
     Curve,
     Goal,
@@ -36,7 +36,6 @@ from cfel.control.curves import (
     divide_again,
     limit_prices,
     respond_at,
-    run_blocks,
 )
 from cfel.control.exchange import (
     CurveAnswer,

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cfel.arrays import FloatArray, IndexArray
-from cfel.control.curves import Response, limit_prices, narrow, run_blocks
+from cfel.arrays import AT_A_TIME, FloatArray, IndexArray, narrow, run_blocks
+from cfel.control.curves import Response, limit_prices
 from cfel.control.problem import Limits, RoundProblem
 
 SegmentNumbers = NDArray[np.int8]
@@ -31,8 +31,6 @@ BOTTOM, TOP, TIME, BATTERY = range(4)
 """The kinds of segments: θ at its lower bound, at its upper bound, or as large as a limit leaves it."""
 # A limit is widened by this share: where it leaves room for one ρ only, rounding must not take that away.
 ROUNDING = 1e-12
-# Entries (prices × devices) that are worked on at a time: they stay in the processor's cache.
-AT_A_TIME = 16_384
 # Devices up to which segments are kept between responses; reading more takes as long as building them again.
 MOST_KEPT = 65_536
 
@@ -274,6 +272,8 @@ def _follow_limit(limit: _Limit, others: list[_Limit], low: FloatArray, high: Fl
     for other in others:
         low, high = _narrow_to_below(constant, slope, *_coefficients(other), low, high)
     usable = np.isfinite(constant)
+    if usable.all():
+        return _Line(constant, slope, low, high)
     return _Line(
         np.where(usable, constant, 0.0), slope, np.where(usable, low, 1.0), np.where(usable, high, 0.0)
     )
@@ -282,6 +282,8 @@ def _follow_limit(limit: _Limit, others: list[_Limit], low: FloatArray, high: Fl
 def _coefficients(limit: _Limit) -> tuple[FloatArray, FloatArray]:
     """c₀ and c₁ of θ = c₀ − c₁ρ; c₀ = +inf where uploads are free and the limit does not restrict θ."""
     sends = limit.upload > 0
+    if sends.all():
+        return limit.budget / limit.upload, limit.step / limit.upload
     constant = np.divide(limit.budget, limit.upload, out=np.full_like(limit.budget, np.inf), where=sends)
     slope = np.divide(limit.step, limit.upload, out=np.zeros_like(limit.budget), where=sends)
     return constant, slope
@@ -411,7 +413,7 @@ class PricedFleet:
             terms = replace(self.terms.take(block), joules=plan.joules[block])
             theta[block] = _find_theta(terms, plan.choice[block], plan.rho[block])
 
-        run_blocks(work, self.size, AT_A_TIME)
+        run_blocks(work, self.size)
         return theta
 
     def plan_within(self, joules: FloatArray) -> Response:

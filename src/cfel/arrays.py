@@ -1,4 +1,4 @@
-"""The array types of cfel, each under one name, and work on long arrays in blocks. Checks are in `validation`."""
+"""The array types of cfel, each under one name, and work on long arrays in blocks."""
 
 import os
 from collections.abc import Callable

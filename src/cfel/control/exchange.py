@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.curves import Fleet, Grid, Response, add_by_cluster, make_curve, respond_at
+from cfel.control.curves import Fleet, Grid, Response, make_curve, respond_at
 
 # Places, and responses of all devices to single prices, that are kept between questions.
 _KEPT, _KEPT_RESPONSES = 4, 2
@@ -140,7 +140,7 @@ class _Members:
     def thin_out(self, stride: int) -> IndexArray:
         """One in so many devices: of every cluster its first, which depends on its number, and so on."""
         first = _find_first(len(self.count), stride)
-        taken = count_thinned(self.count, stride).astype(np.intp)
+        taken = count_thinned(self.count.astype(np.float64), stride).astype(np.intp)
         before = np.cumsum(taken) - taken
         place = np.repeat(self.start + first - stride * before, taken)
         place += stride * np.arange(place.size)

@@ -43,8 +43,8 @@ NUDGE = 1e-9
 # A fleet of more than twice this many devices is first priced by a sample: one in so many of its devices, but
 # no fewer than this.
 SAMPLE, ONE_IN = 256, 16
-# How far around a price from a sample of N devices the whole fleet is asked, times √N: four standard errors of
-# its energy, over what energy falls relative to a rise of the price, which is taken to be within bounds.
+# How far around a price from a sample of N devices the whole fleet is asked, times √N: four standard errors
+# of its energy, over the elasticity of energy by price, which is taken to be within bounds.
 MARGIN, ELASTICITY = 4.0, (0.1, 2.0)
 # A sample is asked no further where energy bends between two prices by less than this, of its span.
 STRAIGHT = 0.1
@@ -191,14 +191,14 @@ def _expect_between(found: Bracket, energy_cap: float, devices: float) -> FloatA
     # The less energy depends on the price, the less a sample's energy says about it.
     fall, rise = (over.joules - under.joules) / energy_cap, (under.price - over.price) / price
     margin = MARGIN / devices**0.5 / float(np.clip(fall / rise if rise > 0 else np.inf, *ELASTICITY))
-    return price / np.array([1 + margin, 1 / (1 + margin)])
+    return np.array([price / (1 + margin), price * (1 + margin)])
 
 
 def _widen(around: FloatArray) -> FloatArray:
     """Prices four times as far from each other, as a ratio."""
     if around[0] == 0:
         return around
-    return around * (around[1] / around[0]) ** np.array([-1.5, 1.5])
+    return np.asarray(around * (around[1] / around[0]) ** np.array([-1.5, 1.5]))
 
 
 def _aim(over: Point, under: Point, energy_cap: float) -> FloatArray:

@@ -141,16 +141,20 @@ class RoundProblem:
     def seconds(self, rho: FloatArray, theta: FloatArray, clock: FloatArray | None = None) -> FloatArray:
         """Expected seconds of every device, ρτμ + θν; at a share s of the clock, ρτμ/s + θν."""
         if clock is None:
-            add = lambda rho, theta, mu, nu: rho * (self.tau * mu) + theta * nu  # noqa: E731
-            return compute_in_blocks(add, rho, theta, self.mu, self.nu)
+            costs = (rho, theta, self.mu, self.nu)
+            return compute_in_blocks(lambda rho, theta, mu, nu: rho * (self.tau * mu) + theta * nu, *costs)
         return rho * (self.tau * self.mu) / clock + theta * self.nu
 
     def joules(self, rho: FloatArray, theta: FloatArray, clock: FloatArray | None = None) -> FloatArray:
         """Expected joules of every device, ρτα + pθν; at a slower clock a step takes a share of α."""
         if clock is None:
-            add = lambda rho, theta, alpha, nu, power: rho * (self.tau * alpha) + theta * (power * nu)  # noqa: E731
-            return compute_in_blocks(add, rho, theta, self.alpha, self.nu, self.power)
-        computing = rho * (self.tau * self.alpha) * clock_energy(clock, self.clock_static, self.clock_exponent)
+            costs = (rho, theta, self.alpha, self.power, self.nu)
+            return compute_in_blocks(
+                lambda rho, theta, alpha, power, nu: rho * (self.tau * alpha) + theta * (power * nu), *costs
+            )
+        computing = (
+            rho * (self.tau * self.alpha) * clock_energy(clock, self.clock_static, self.clock_exponent)
+        )
         return computing + theta * (self.power * self.nu)
 
     def take(self, kept: BoolArray) -> "RoundProblem":

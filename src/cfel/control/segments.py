@@ -57,6 +57,9 @@ class Segment(NamedTuple):
         """Computes cost and energy; `noise` is w, `gradient` is G²/A."""
         constant, slope, low, high = line
         usable = low <= high
+        joules_slope = terms.step_joules
+        if slope is not FLAT:
+            joules_slope = joules_slope - terms.upload_joules * slope
         # Where steps are free, an unusable segment may begin at infinity; ρ never exceeds 1.
         low = np.minimum(low, 1.0)
         # Without curvature the minimum would be 0/0. A tiny one sends it to an end of the segment, which is
@@ -70,7 +73,7 @@ class Segment(NamedTuple):
             slope=noise * (2.0 - constant) - 6.0 * gradient,
             constant=np.where(usable, 3.0 * gradient, np.inf),
             joules_constant=terms.upload_joules * constant,
-            joules_slope=terms.step_joules if slope is FLAT else terms.step_joules - terms.upload_joules * slope,
+            joules_slope=joules_slope,
         )
 
     def respond(self, price: FloatArray) -> tuple[Response, FloatArray]:

@@ -26,8 +26,6 @@ from cfel.control.exchange import (
     FleetAnswers,
     Place,
     Question,
-    UndecidedAnswer,
-    UndecidedQuestion,
     ask,
     rank_in_cluster,
 )
@@ -220,11 +218,10 @@ class LeastAnswer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetQuestion:
-    """A question about the devices that take part under some terms: one of the two."""
+    """A question about the devices that take part under some terms."""
 
     terms: Terms
-    curve: CurveQuestion | None = None
-    undecided: UndecidedQuestion | None = None
+    curve: CurveQuestion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -495,7 +492,7 @@ class Clusters:
         if part is None:
             return _answer_without_devices(question, self.view.clusters)
         if isinstance(question, FleetQuestion):
-            return part.answers.answer(question.curve or question.undecided)
+            return part.answers.answer(question.curve)
         if isinstance(question, DivideQuestion):
             return part.divide(question)
         return self._add_up(part, part.settle(question.settlement))
@@ -682,10 +679,8 @@ def _answer_without_devices(question: Question, clusters: int) -> Answer:
     if isinstance(question, DivideQuestion):
         units = np.where(np.arange(2 * HALF + 1) < HALF, np.inf, 0.0)
         return DivideAnswer(np.tile(units[:, None], clusters), np.zeros((2 * HALF + 1, clusters)))
-    if asked := question.curve:
-        nothing = np.zeros((*asked.grid.price.shape, clusters))
-        return CurveAnswer(nothing, nothing, nothing if asked.ready else np.empty((0, 0, clusters)))
-    return UndecidedAnswer(*np.zeros((4, clusters)))
+    nothing = np.zeros((*question.curve.grid.price.shape, clusters))
+    return CurveAnswer(nothing, nothing, nothing if question.curve.ready else np.empty((0, 0, clusters)))
 
 
 # The planner's side.
@@ -796,12 +791,7 @@ def _under_terms(terms: Terms, exchange: Exchange[_Chosen]) -> Exchange[_Chosen]
         except StopIteration as end:
             found: _Chosen = end.value
             return found
-        answers = yield tuple(
-            FleetQuestion(terms, undecided=question)
-            if isinstance(question, UndecidedQuestion)
-            else FleetQuestion(terms, curve=question)
-            for question in asked
-        )
+        answers = yield tuple(FleetQuestion(terms, question) for question in asked)
 
 
 def _respond_to(price: float, makespan: float, least: LeastAnswer) -> Settlement:

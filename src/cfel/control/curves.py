@@ -21,9 +21,7 @@ Two kinds of fleet respond to prices: `segments.PricedFleet`, where ρ and θ ar
 worth having; `repair` adds a second kind of curve for that.
 """
 
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -31,7 +29,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from cfel.arrays import FloatArray, IndexArray
+from cfel.arrays import FloatArray, IndexArray, narrow, run_blocks
 
 # Prices that stand for none and for infinity: large and small enough, and their products are numbers.
 NO_PRICE, ANY_PRICE = 1e-290, 1e200
@@ -47,8 +45,8 @@ FEW = 16
 REACHES = (1.0, 0.4, 0.16, 0.06, 0.02, 0.004, 0.001)
 # How much of a limit is rounding.
 ROUNDING = 1e-11
-# From this many devices on, blocks are worked on by several threads; NumPy releases the interpreter lock.
-MANY = 100_000
+# More values than this are sorted in two steps.
+MANY = 10_000
 
 
 Place = Any
@@ -169,39 +167,39 @@ class Fleet(Protocol):
         """
 
 
-def split_into_blocks(devices: int, block: int) -> Iterator[slice]:
-    """Slices of `block` devices each."""
-    return (slice(start, start + block) for start in range(0, devices, block))
-
-
-def run_blocks(work: Callable[[slice], None], devices: int, block: int) -> None:
-    """Calls `work` with every block, on several threads where there is much to do."""
-    blocks = split_into_blocks(devices, max(1, block))
-    if devices < MANY:
-        for each in blocks:
-            work(each)
-        return
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for _ in threads.map(work, blocks):
-            pass
-
-
-def add_by_cluster(values: FloatArray, fleet: Fleet) -> FloatArray:
+def add_by_cluster(values: Iterable[FloatArray], fleet: Fleet) -> FloatArray:
     """Sums per cluster, rows × clusters, in the order of devices: each sum is that of the cluster alone."""
-    return np.stack([np.bincount(fleet.cluster, row, fleet.clusters) for row in values])
+    rows = list(values)
+    sums = np.zeros((len(rows), fleet.clusters))
+    for own, row in zip(sums, rows, strict=True):
+        np.add.at(own, fleet.cluster, row)
+    return sums
 
 
 def make_curve(fleet: Fleet, grid: Grid) -> tuple[Curve, Response]:
     """The clusters' answer to a grid, and the responses behind it (P × T·N), which stay where they are."""
     spans, prices = grid.price.shape
     copies = fleet if spans == 1 and np.isinf(grid.makespan[0]) else fleet.at(grid.makespan)
-    response = copies.respond(np.repeat(grid.price.T, fleet.size, axis=1))
+    response = copies.respond(_repeat(grid.price.T, fleet.size))
     shape = (prices, spans, fleet.clusters)
     objective, joules = (
         add_by_cluster(values, copies).reshape(shape).transpose(1, 0, 2)
         for values in (response.cost, response.joules)
     )
     return Curve(grid, objective, joules), response
+
+
+def _repeat(values: FloatArray, times: int) -> FloatArray:
+    """Every column so many times; a single one is not copied."""
+    rows, columns = values.shape
+    if columns == 1:
+        return np.broadcast_to(values, (rows, times))
+    return np.repeat(values, times, axis=1)
+
+
+def limit_prices(price: FloatArray) -> FloatArray:
+    """Prices to compute with; a column of a single one where all devices have the same."""
+    return np.clip(narrow(price), NO_PRICE, ANY_PRICE)
 
 
 def add_curves(curve: Curve) -> Curve:
@@ -282,14 +280,32 @@ def rank_by_worth(saved: FloatArray, extra: FloatArray) -> IndexArray:
     wanted = np.flatnonzero(extra > 0)
     with np.errstate(over="ignore"):  # what costs next to nothing is worth infinitely much
         worth = saved[wanted] / np.maximum(extra[wanted], 1e-300)
-    return wanted[np.argsort(-worth, kind="stable")]
+    return wanted[_sort_stably(-worth)]
+
+
+def _sort_stably(values: FloatArray) -> IndexArray:
+    """`np.argsort(values, kind="stable")`; for many values by a faster sort, then of equal ones by number."""
+    size = len(values)
+    if size < MANY:
+        return np.argsort(values, kind="stable")
+    order = np.argsort(values)
+    ranked = values[order]
+    number = np.cumsum(np.append(False, ranked[1:] != ranked[:-1]))
+    return np.asarray(np.sort(number * size + order) % size)
 
 
 def settle(fleet: Fleet, decision: Decision, over: Response, under: Response) -> Response:
     """Plans the devices of every cluster within its share, between the responses to the two prices."""
-    upper, lower = add_by_cluster(np.stack([over.joules, under.joules]), fleet)
-    takes_all = ((decision.joules >= upper) & (upper > lower))[fleet.cluster]
-    plan = Response(*(np.where(takes_all, first, second) for first, second in zip(over, under, strict=True)))
+    upper, lower = add_by_cluster((over.joules, under.joules), fleet)
+    takes_all = (decision.joules >= upper) & (upper > lower)
+    plan = Response(*(np.empty_like(values) for values in over))
+
+    def work(block: slice) -> None:
+        first = takes_all[fleet.cluster[block]]
+        for place, *ends in zip(plan, over, under, strict=True):
+            place[block] = np.where(first, *(end[block] for end in ends))
+
+    run_blocks(work, fleet.size)
     for cluster in np.flatnonzero((decision.joules > lower) & (decision.joules < upper)):
         devices = np.flatnonzero(fleet.cluster == cluster)
         left = float(decision.joules[cluster] - lower[cluster])
@@ -316,17 +332,7 @@ def _mix(over: Response, under: Response, left: float) -> tuple[NDArray[Any], Fl
 
 def respond_at(fleet: Fleet, price: float) -> Response:
     """Every device's response to one price."""
-    return fleet.respond(np.full((1, fleet.size), price)).pick(0)
-
-
-def settle_within(fleet: Fleet, bracket: Bracket, energy_cap: float) -> Response:
-    """The plan of all clusters within the energy cap."""
-    over = respond_at(fleet, bracket.over.point.price)
-    if bracket.over is bracket.under:
-        return over
-    under = respond_at(fleet, bracket.under.point.price)
-    plan = settle(fleet, share_energy(bracket, energy_cap), over, under)
-    return repair(fleet, plan, (over, under), minimise_within(energy_cap, bracket.lower_bound))
+    return fleet.respond(np.broadcast_to(price, (1, fleet.size))).pick(0)
 
 
 # What a price cannot reach. At any price a device goes where its value, as a function of its energy, touches

@@ -5,21 +5,22 @@ It does not know who answers: a fleet in the same process (`answer_locally`), or
 for their own devices. Every array of an answer has clusters as its last axis. A cluster's column is the same
 wherever it is computed, so the answers of several parts are their columns side by side (`join_answers`).
 
-A question is about a place: the devices of a fleet, with less time, thinned out, or only those that are
-undecided between two prices. A part that answers finds the devices of a place again from its description.
+A question is about a place: the devices of a fleet, with less time, or thinned out. A part that answers finds
+the devices of a place again from its description.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.curves import Fleet, Grid, Response, add_by_cluster, make_curve
+from cfel.control.curves import Fleet, Grid, Response, make_curve, respond_at
 
-# Places, and responses to single prices, that are kept between questions.
-_KEPT = 4
+# Places, and responses of all devices to single prices, that are kept between questions.
+_KEPT, _KEPT_RESPONSES = 4, 2
 # 2³² divided by the golden ratio: its multiples, modulo 2³², are spread evenly however many they are.
 _GOLDEN = 2654435769
 
@@ -38,16 +39,10 @@ class Place:
     Attributes:
         makespan: seconds that they have at most.
         stride: one in so many devices; of a cluster with fewer, one or none.
-        between: pairs of prices, each narrowing the place to devices that choose differently at the two.
     """
 
     makespan: float = np.inf
     stride: int = 1
-    between: tuple[tuple[float, float], ...] = ()
-
-    def narrow(self, over: float, under: float) -> "Place":
-        """Those of these devices that are undecided between two prices."""
-        return replace(self, between=(*self.between, (over, under)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,23 +64,6 @@ class CurveAnswer:
     objective: FloatArray
     joules: FloatArray
     ready: FloatArray
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UndecidedQuestion:
-    """Asks how many devices a place has, and what they use at the two prices that narrowed it."""
-
-    place: Place
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UndecidedAnswer:
-    """Per cluster: devices, joules at both prices, and objective at the first."""
-
-    devices: FloatArray
-    over_joules: FloatArray
-    under_joules: FloatArray
-    over_objective: FloatArray
 
 
 def ask(*questions: Question) -> Exchange[tuple[Any, ...]]:
@@ -145,6 +123,30 @@ def cut_answer(answer: AnyAnswer, cluster: int) -> AnyAnswer:
     return type(answer)(**column)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Members:
+    """The devices of a fleet in the order of clusters, and per cluster how many and where they begin."""
+
+    devices: IndexArray
+    count: IndexArray
+    start: IndexArray
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> "_Members":
+        """Of every cluster."""
+        count = np.bincount(fleet.cluster, minlength=fleet.clusters)
+        return cls(np.argsort(fleet.cluster, kind="stable"), count, np.cumsum(count) - count)
+
+    def thin_out(self, stride: int) -> IndexArray:
+        """One in so many devices: of every cluster its first, which depends on its number, and so on."""
+        first = _find_first(len(self.count), stride)
+        taken = count_thinned(self.count.astype(np.float64), stride).astype(np.intp)
+        before = np.cumsum(taken) - taken
+        place = np.repeat(self.start + first - stride * before, taken)
+        place += stride * np.arange(place.size)
+        return np.sort(self.devices[place])
+
+
 class FleetAnswers:
     """Answers for the devices of a fleet, or of a part of its clusters."""
 
@@ -153,63 +155,45 @@ class FleetAnswers:
         self._fleets: dict[Place, Fleet] = {}
         self._responses: dict[tuple[Place, float], Response] = {}
 
-    def answer(self, question: Question) -> Answer:
-        """The answer to a question about a place."""
-        if isinstance(question, UndecidedQuestion):
-            return self._count_undecided(question.place)
-        return self._make_curve(question)
-
-    def find(self, place: Place) -> Fleet:
-        """The devices of a place."""
-        if place == Place():
-            return self._whole
-        if place not in self._fleets:
-            _keep(self._fleets, place, self._make_fleet(place))
-        return self._fleets[place]
-
-    def respond(self, place: Place, price: float) -> Response:
-        """The responses of a place's devices to one price."""
-        if (place, price) not in self._responses:
-            fleet = self.find(place)
-            found = fleet.respond(np.full((1, fleet.size), price)).pick(0)
-            _keep(self._responses, (place, price), found)
-        return self._responses[place, price]
-
-    def _make_fleet(self, place: Place) -> Fleet:
-        if place.between:
-            return self.find(_widen(place)).take(self._find_undecided(place))
-        if place.stride > 1:
-            fleet = self.find(replace(place, stride=1))
-            return fleet.take(_thin_out(fleet.cluster, place.stride))
-        return self._whole.at(np.array([place.makespan])).prepare()
-
-    def _find_undecided(self, place: Place) -> IndexArray:
-        over, under = (self.respond(_widen(place), price) for price in place.between[-1])
-        return np.flatnonzero(over.choice != under.choice)
-
-    def _count_undecided(self, place: Place) -> UndecidedAnswer:
-        few, fleet = self._find_undecided(place), self.find(place)
-        over, under = (self.respond(_widen(place), price).pick(few) for price in place.between[-1])
-        rows = np.stack([np.ones(few.size), over.joules, under.joules, over.cost])
-        return UndecidedAnswer(*add_by_cluster(rows, fleet))
-
-    def _make_curve(self, question: CurveQuestion) -> CurveAnswer:
+    def answer(self, question: CurveQuestion) -> CurveAnswer:
+        """The curve of a place."""
         place, grid = question.place, question.grid
         fleet = self.find(place)
         curve, response = make_curve(fleet, grid)
-        if len(grid.makespan) == 1 and np.isinf(grid.makespan[0]):
+        if place.stride == 1 and len(grid.makespan) == 1 and np.isinf(grid.makespan[0]):
             # The last ones of a search are those that clusters settle between.
             for number, price in enumerate(grid.price[0, :2].tolist()):
-                _keep(self._responses, (place, price), response.pick(number))
+                _keep(self._responses, (place, price), response.pick(number), _KEPT_RESPONSES)
         ready = np.empty((0, 0, fleet.clusters))
         if question.ready:
             ready = fleet.find_ready(response, grid.price.shape)
         objective, joules = (np.ascontiguousarray(part) for part in (curve.objective, curve.joules))
         return CurveAnswer(objective, joules, ready)
 
+    def find(self, place: Place) -> Fleet:
+        """The devices of a place."""
+        if place == Place():
+            return self._whole
+        if place not in self._fleets:
+            _keep(self._fleets, place, self._make_fleet(place), _KEPT)
+        return self._fleets[place]
 
-def _widen(place: Place) -> Place:
-    return replace(place, between=place.between[:-1])
+    def respond(self, place: Place, price: float) -> Response:
+        """The responses of a place's devices to one price."""
+        if (place, price) not in self._responses:
+            fleet = self.find(place)
+            _keep(self._responses, (place, price), respond_at(fleet, price), _KEPT_RESPONSES)
+        return self._responses[place, price]
+
+    @cached_property
+    def _members(self) -> _Members:
+        return _Members.of(self._whole)
+
+    def _make_fleet(self, place: Place) -> Fleet:
+        if place.stride > 1:
+            fleet = self.find(replace(place, stride=1))
+            return fleet.take(self._members.thin_out(place.stride))
+        return self._whole.at(np.array([place.makespan])).prepare()
 
 
 def rank_in_cluster(cluster: IndexArray) -> IndexArray:
@@ -226,12 +210,6 @@ def count_thinned(devices: FloatArray, stride: int) -> FloatArray:
     return np.maximum(np.ceil((devices - _find_first(len(devices), stride)) / stride), 0.0)
 
 
-def _thin_out(cluster: IndexArray, stride: int) -> IndexArray:
-    """One in so many devices: of every cluster its first, which depends on its number, and so on."""
-    first = _find_first(int(cluster.max(initial=-1)) + 1, stride)
-    return np.flatnonzero((rank_in_cluster(cluster) - first[cluster]) % stride == 0)
-
-
 def _find_first(clusters: int, stride: int) -> IndexArray:
     """Which device a sample takes first of every cluster, 0 … stride − 1.
 
@@ -242,9 +220,9 @@ def _find_first(clusters: int, stride: int) -> IndexArray:
     return (turn * np.uint64(stride) >> np.uint64(32)).astype(np.intp)
 
 
-def _keep(known: dict[Any, Any], key: object, value: object) -> None:
+def _keep(known: dict[Any, Any], key: object, value: object, most: int) -> None:
     """Keeps a value among the newest few."""
     known.pop(key, None)
-    while len(known) >= _KEPT:
+    while len(known) >= most:
         del known[next(iter(known))]
     known[key] = value

@@ -27,17 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cfel.arrays import FloatArray, IndexArray
+from cfel.arrays import FloatArray, IndexArray, run_blocks
 from cfel.control.curves import (
-    ANY_PRICE,
-    NO_PRICE,
     Curve,
     Goal,
     Grid,
     Response,
     divide_again,
-    run_blocks,
-    settle_within,
+    limit_prices,
+    respond_at,
 )
 from cfel.control.exchange import (
     CurveAnswer,
@@ -49,7 +47,7 @@ from cfel.control.exchange import (
     ask,
     count_thinned,
 )
-from cfel.control.prices import search_price
+from cfel.control.prices import meet_cap
 from cfel.control.problem import (
     SLACK,
     Proposal,
@@ -255,13 +253,12 @@ class ListFleet:
     def respond(self, price: FloatArray) -> Response:
         """Finds every device's best pair at a price: the exact minimum of cost + λ · energy."""
         found = Response.empty(price.shape, np.int16)
-        price = np.clip(price, NO_PRICE, ANY_PRICE)
 
         def work(block: slice) -> None:
             rows = self._rows(block)
             start = np.arange(0, rows.size, rows.shape[1])
             value = np.empty_like(rows)
-            for number, each in enumerate(price[:, block]):
+            for number, each in enumerate(limit_prices(price[:, block])):
                 np.multiply(rows, each[:, None], out=value)
                 value += self.table.cost
                 pair = value.argmin(axis=1)
@@ -399,8 +396,7 @@ def _solve(problem: RoundProblem, table: PairTable, weighing: Weighing | None) -
     limits = find_feasible_limits(problem)
     fleet = ListFleet.from_problem(problem, table, limits.seconds, limits.battery)
     if limits.forced:
-        price = np.full((1, fleet.size), np.inf)
-        response = fleet.respond(price).pick(0)
+        response = respond_at(fleet, np.inf)
         plan = _Plan(response, float(response.cost.sum()), np.inf)
     elif weighing is None:
         fleet = fleet.keep_rows()
@@ -592,7 +588,7 @@ def _plan_at(fleet: ListFleet, energy_cap: float, weighing: Weighing, point: Poi
     fleet = fleet.at(np.array([point.makespan])).keep_rows()
     price = point.price
     for _ in range(1 if fleet.rows is None else PRICE_STEPS):
-        response = fleet.respond(np.full((1, fleet.size), price)).pick(0)
+        response = respond_at(fleet, price)
         objective, joules = float(response.cost.sum()), float(response.joules.sum())
         following = weighing.price(objective, joules)
         if not 0 < following < np.inf or abs(following - price) <= 1e-9 * price:
@@ -625,6 +621,5 @@ def _polish(fleet: ListFleet, plan: _Plan, energy_cap: float, weighing: Weighing
 
 def _meet_cap(fleet: ListFleet, energy_cap: float) -> _Plan:
     """The least objective within the energy cap, nearly."""
-    bracket = search_price(fleet, energy_cap)
-    plan = settle_within(fleet, bracket, energy_cap)
+    bracket, plan = meet_cap(fleet, energy_cap)
     return _Plan(plan, min(bracket.lower_bound, float(plan.cost.sum())), bracket.price)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cfel import validation
-from cfel.arrays import BoolArray, FloatArray, IndexArray
+from cfel.arrays import BoolArray, FloatArray, IndexArray, compute_in_blocks, sum_in_blocks
 from cfel.errors import CfelError, InputError, unknown_name
 from cfel.system.conditions import PAPER_EXPONENT, clock_energy
 
@@ -134,20 +134,27 @@ class RoundProblem:
 
     def objective(self, rho: FloatArray, theta: FloatArray) -> float:
         """The P2 sum over devices at a plan, feasible or not."""
-        noise = self.noise_weight * (self.sigma2 + self.g2) * float(np.dot(2.0 - theta, rho))
-        skipped = 1.0 - rho
-        return noise + 3.0 * self.g2 * float(np.dot(skipped, skipped))
+        noise = sum_in_blocks(lambda rho, theta: float(np.dot(2.0 - theta, rho)), rho, theta)
+        skipped = sum_in_blocks(lambda rho: float(np.dot(1.0 - rho, 1.0 - rho)), rho)
+        return self.noise_weight * (self.sigma2 + self.g2) * noise + 3.0 * self.g2 * skipped
 
     def seconds(self, rho: FloatArray, theta: FloatArray, clock: FloatArray | None = None) -> FloatArray:
         """Expected seconds of every device, ρτμ + θν; at a share s of the clock, ρτμ/s + θν."""
-        computing = rho * (self.tau * self.mu)
-        return (computing if clock is None else computing / clock) + theta * self.nu
+        if clock is None:
+            costs = (rho, theta, self.mu, self.nu)
+            return compute_in_blocks(lambda rho, theta, mu, nu: rho * (self.tau * mu) + theta * nu, *costs)
+        return rho * (self.tau * self.mu) / clock + theta * self.nu
 
     def joules(self, rho: FloatArray, theta: FloatArray, clock: FloatArray | None = None) -> FloatArray:
         """Expected joules of every device, ρτα + pθν; at a slower clock a step takes a share of α."""
-        computing = rho * (self.tau * self.alpha)
-        if clock is not None:
-            computing = computing * clock_energy(clock, self.clock_static, self.clock_exponent)
+        if clock is None:
+            costs = (rho, theta, self.alpha, self.power, self.nu)
+            return compute_in_blocks(
+                lambda rho, theta, alpha, power, nu: rho * (self.tau * alpha) + theta * (power * nu), *costs
+            )
+        computing = (
+            rho * (self.tau * self.alpha) * clock_energy(clock, self.clock_static, self.clock_exponent)
+        )
         return computing + theta * (self.power * self.nu)
 
     def take(self, kept: BoolArray) -> "RoundProblem":
@@ -313,6 +320,8 @@ def find_too_costly(problem: RoundProblem) -> BoolArray:
     """
     least = problem.joules(problem.rho_min, problem.theta_min)
     too_costly, cap = least > problem.energy_cap / 2, problem.energy_cap
+    if not too_costly.any():
+        return too_costly
     helps = float(least[~too_costly].sum()) * (1 - SLACK) <= cap < float(least.sum()) * (1 - SLACK)
     return too_costly if helps and too_costly.mean() <= 0.5 else np.zeros_like(too_costly)
 

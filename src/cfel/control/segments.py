@@ -14,13 +14,14 @@ is not here; `prices.search_price` finds the price at which they keep to it.
 """
 
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cfel.arrays import FloatArray, IndexArray
-from cfel.control.curves import ANY_PRICE, NO_PRICE, Response, run_blocks
+from cfel.arrays import AT_A_TIME, FloatArray, IndexArray, narrow, run_blocks
+from cfel.control.curves import Response, limit_prices
 from cfel.control.problem import Limits, RoundProblem
 
 SegmentNumbers = NDArray[np.int8]
@@ -30,73 +31,61 @@ BOTTOM, TOP, TIME, BATTERY = range(4)
 """The kinds of segments: θ at its lower bound, at its upper bound, or as large as a limit leaves it."""
 # A limit is widened by this share: where it leaves room for one ρ only, rounding must not take that away.
 ROUNDING = 1e-12
-# Entries (prices × segments × devices) that are worked on at a time: they stay in the processor's cache.
-AT_A_TIME = 16_384
 # Devices up to which segments are kept between responses; reading more takes as long as building them again.
 MOST_KEPT = 65_536
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceSegments:
-    """Segments θ = c₀ − c₁ρ, ρ in [low, high], for K kinds of segment and N devices; all arrays are K × N.
+class Segment(NamedTuple):
+    """A segment θ = c₀ − c₁ρ, ρ in [low, high], of every device, with cost and energy along it.
 
-    `kinds` says what the rows are (`BOTTOM` …). Along a segment the objective is `square`·ρ² + `slope`·ρ +
-    `constant` and the energy is `joules_constant` + `joules_slope`·ρ. A segment a device cannot use has
-    `constant` = +inf. `turn` is −1/(2 `square`): multiplied by the slope at ρ = 0 it gives the minimum of the
-    parabola.
+    Along it the objective is `square`·ρ² + `slope`·ρ + `constant`, and the energy is `joules_constant` +
+    `joules_slope`·ρ. Where a device cannot use it, `constant` is +inf. `turn` is −1/(2 `square`): multiplied
+    by the slope at ρ = 0 it gives the minimum of the parabola. An array with one entry is the same for all.
     """
 
-    kinds: tuple[int, ...]
     low: FloatArray
     high: FloatArray
     square: FloatArray
+    turn: FloatArray
     slope: FloatArray
     constant: FloatArray
     joules_constant: FloatArray
     joules_slope: FloatArray
-    turn: FloatArray
 
     @classmethod
-    def along(
-        cls,
-        kinds: tuple[int, ...],
-        segments: FloatArray,
-        step_joules: FloatArray,
-        upload_joules: FloatArray,
-        noise: float,
-        gradient: float,
-    ) -> "DeviceSegments":
-        """Computes cost and energy along segments: c₀, c₁, low, high, K × N each.
-
-        low > high marks a segment that cannot be used. `noise` is w, `gradient` is G²/A.
-        """
-        constant, slope, low, high = segments
+    def along(cls, line: "_Line", terms: "DeviceTerms", noise: float, gradient: float) -> "Segment":
+        """Computes cost and energy; `noise` is w, `gradient` is G²/A."""
+        constant, slope, low, high = line
         usable = low <= high
+        joules_slope = terms.step_joules
+        if slope is not FLAT:
+            joules_slope = joules_slope - terms.upload_joules * slope
         # Where steps are free, an unusable segment may begin at infinity; ρ never exceeds 1.
         low = np.minimum(low, 1.0)
         # Without curvature the minimum would be 0/0. A tiny one sends it to an end of the segment, which is
         # where a straight line has its minimum.
         square = np.maximum(3.0 * gradient + noise * slope, 1e-200)
         return cls(
-            kinds=kinds,
             low=low,
             high=np.maximum(low, high),
             square=square,
             turn=-0.5 / square,
             slope=noise * (2.0 - constant) - 6.0 * gradient,
             constant=np.where(usable, 3.0 * gradient, np.inf),
-            joules_constant=upload_joules * constant,
-            joules_slope=step_joules - upload_joules * slope,
+            joules_constant=terms.upload_joules * constant,
+            joules_slope=joules_slope,
         )
 
-    def respond(self, price: FloatArray, found: Response) -> None:
-        """Finds every device's exact minimum of objective + λ · energy, for prices × devices."""
+    def respond(self, price: FloatArray) -> tuple[Response, FloatArray]:
+        """Finds every device's exact minimum of objective + λ · energy along it, for prices × devices.
+
+        Also returns the minima; the choice is left open.
+        """
         # The inner loop of every solve: in-place operations, as temporaries cost more than the arithmetic.
-        price = price[:, np.newaxis]
-        slope = price * self.joules_slope
-        slope += self.slope
+        stand = price * self.joules_slope
+        stand += self.slope
         with np.errstate(over="ignore"):  # what lies beyond all numbers is cut back to the segment
-            stand = np.multiply(slope, self.turn, out=slope)
+            stand *= self.turn
         np.maximum(stand, self.low, out=stand)
         np.minimum(stand, self.high, out=stand)
         joules = self.joules_slope * stand
@@ -107,17 +96,27 @@ class DeviceSegments:
         cost += self.constant
         value = price * joules
         value += cost
-        best = value[:, 0]
-        found.choice[:] = 0
-        pairs = ((found.rho, stand), (found.joules, joules), (found.cost, cost))
-        for place, values in pairs:
-            place[:] = values[:, 0]
-        for row in range(1, value.shape[1]):
-            better = value[:, row] < best
-            np.minimum(best, value[:, row], out=best)
-            np.copyto(found.choice, self.kinds[row], where=better, casting="unsafe")
-            for place, values in pairs:
-                np.copyto(place, values[:, row], where=better)
+        return Response(np.empty(stand.shape, np.int8), stand, joules, cost), value
+
+
+Segments = dict[int, Segment]
+"""The segments of some devices by their kinds, θ = θ_min first."""
+
+
+def respond_along(segments: Segments, price: FloatArray) -> Response:
+    """Finds every device's exact minimum of objective + λ · energy, for prices × devices."""
+    (first, segment), *others = segments.items()
+    found, best = segment.respond(price)
+    found.choice[:] = first
+    for kind, segment in others:
+        tried, value = segment.respond(price)
+        better = value < best
+        np.minimum(best, value, out=best)
+        np.putmask(found.choice, better, kind)
+        np.putmask(found.rho, better, tried.rho)
+        np.putmask(found.joules, better, tried.joules)
+        np.putmask(found.cost, better, tried.cost)
+    return found
 
 
 # From a device's limits to its segments. A limit is a budget that ρ and θ share linearly: of seconds (P2's
@@ -133,13 +132,17 @@ class _Limit(NamedTuple):
     upload: FloatArray
 
 
-class _Segment(NamedTuple):
-    """θ = constant − slope · ρ for ρ in [low, high]."""
+class _Line(NamedTuple):
+    """θ = constant − slope · ρ for ρ in [low, high]; low > high where it cannot be used."""
 
     constant: FloatArray
     slope: FloatArray
     low: FloatArray
     high: FloatArray
+
+
+FLAT = np.zeros(1)
+"""The slope of a segment along which θ does not change."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,41 +202,41 @@ class DeviceTerms:
         """Selects some devices."""
         return DeviceTerms(*(getattr(self, name)[devices] for name in TERMS))
 
+    def narrow(self) -> "DeviceTerms":
+        """The same with one entry for bounds that all devices share."""
+        return replace(self, **{name: narrow(getattr(self, name)) for name in _BOUNDS})
+
 
 TERMS = tuple(field.name for field in fields(DeviceTerms))
+_BOUNDS = ("rho_min", "rho_max", "theta_min", "theta_max")
 
 
-def build_segments(terms: DeviceTerms, noise: float, gradient: float) -> DeviceSegments:
+def build_segments(terms: DeviceTerms, noise: float, gradient: float) -> Segments:
     """Builds all segments of the devices, θ = θ_min first; noise is w, gradient is G²/A."""
-    segments = _list_segments(terms)
-    stacked = np.empty((4, len(segments), len(terms.seconds)))
-    for row, segment in enumerate(segments.values()):
-        for column, values in enumerate(segment):
-            stacked[column, row] = values
-    kinds = tuple(segments)
-    return DeviceSegments.along(kinds, stacked, terms.step_joules, terms.upload_joules, noise, gradient)
+    terms = terms.narrow()
+    lines = _list_lines(terms)
+    return {kind: Segment.along(line, terms, noise, gradient) for kind, line in lines.items()}
 
 
-def _list_segments(terms: DeviceTerms) -> dict[int, _Segment]:
-    """θ = θ_min, then θ = θ_max, then one segment for each limit that can matter, by their kinds."""
+def _list_lines(terms: DeviceTerms) -> dict[int, _Line]:
+    """θ = θ_min, then θ = θ_max, then one line for each limit that can matter, by their kinds."""
     selected = _select_limits(terms)
     limits = list(selected.values())
     bottom, top = terms.theta_min, terms.theta_max
-    fits = np.minimum.reduce([terms.rho_max, *(_largest_rho(limit, bottom) for limit in limits)])
+    fits = reduce(np.minimum, (_largest_rho(limit, bottom) for limit in limits), terms.rho_max)
     # Limits are feasible at the lower bounds; where rounding says otherwise, ρ_min is allowed all the same.
     fits = np.maximum(fits, terms.rho_min)
-    flat = np.zeros_like(fits)
-    segments = {BOTTOM: _Segment(bottom, flat, terms.rho_min, fits)}
+    lines = {BOTTOM: _Line(bottom, FLAT, terms.rho_min, fits)}
     if (bottom == top).all():
-        return segments
+        return lines
     full = [_largest_rho(limit, top) for limit in limits]
-    segments[TOP] = _Segment(top, flat, terms.rho_min, np.minimum.reduce([fits, *full]))
+    lines[TOP] = _Line(top, FLAT, terms.rho_min, reduce(np.minimum, full, fits))
     for index, (kind, limit) in enumerate(selected.items()):
         # Below full[index] even θ_max is within this limit, so the limit does not bind there.
         low = np.maximum(terms.rho_min, full[index])
         others = [other for position, other in enumerate(limits) if position != index]
-        segments[kind] = _follow_limit(limit, others, low, fits)
-    return segments
+        lines[kind] = _follow_limit(limit, others, low, fits)
+    return lines
 
 
 def list_limits(terms: DeviceTerms) -> dict[int, _Limit]:
@@ -260,17 +263,21 @@ def _largest_use(limit: _Limit, terms: DeviceTerms) -> FloatArray:
 def _largest_rho(limit: _Limit, theta: FloatArray) -> FloatArray:
     """Largest ρ the limit allows beside θ; ±inf where steps are free."""
     left = limit.budget - theta * limit.upload
+    if (limit.step > 0).all():
+        return np.asarray(left / limit.step)
     free = np.where(left >= 0, np.inf, -np.inf)
     return np.divide(left, limit.step, out=free, where=limit.step > 0)
 
 
-def _follow_limit(limit: _Limit, others: list[_Limit], low: FloatArray, high: FloatArray) -> _Segment:
+def _follow_limit(limit: _Limit, others: list[_Limit], low: FloatArray, high: FloatArray) -> _Line:
     """The segment along which a limit is used up, where no other limit is tighter."""
     constant, slope = _coefficients(limit)
     for other in others:
         low, high = _narrow_to_below(constant, slope, *_coefficients(other), low, high)
     usable = np.isfinite(constant)
-    return _Segment(
+    if usable.all():
+        return _Line(constant, slope, low, high)
+    return _Line(
         np.where(usable, constant, 0.0), slope, np.where(usable, low, 1.0), np.where(usable, high, 0.0)
     )
 
@@ -278,6 +285,8 @@ def _follow_limit(limit: _Limit, others: list[_Limit], low: FloatArray, high: Fl
 def _coefficients(limit: _Limit) -> tuple[FloatArray, FloatArray]:
     """c₀ and c₁ of θ = c₀ − c₁ρ; c₀ = +inf where uploads are free and the limit does not restrict θ."""
     sends = limit.upload > 0
+    if sends.all():
+        return limit.budget / limit.upload, limit.step / limit.upload
     constant = np.divide(limit.budget, limit.upload, out=np.full_like(limit.budget, np.inf), where=sends)
     slope = np.divide(limit.step, limit.upload, out=np.zeros_like(limit.budget), where=sends)
     return constant, slope
@@ -330,7 +339,7 @@ class PricedFleet:
     gradient: float
     cluster: IndexArray
     clusters: int
-    kept: DeviceSegments | None = None
+    kept: Segments | None = None
 
     @classmethod
     def from_problem(
@@ -380,13 +389,15 @@ class PricedFleet:
 
     def respond(self, price: FloatArray) -> Response:
         """Finds every device's exact minimum of objective + λ · energy."""
+        if self.kept is not None:
+            return respond_along(self.kept, limit_prices(price))
         found = Response.empty(price.shape, np.int8)
-        price = np.clip(price, NO_PRICE, ANY_PRICE)
-        run_blocks(
-            lambda block: self._segments(block).respond(price[:, block], found.pick((slice(None), block))),
-            self.size,
-            AT_A_TIME // (4 * len(price)) if self.kept is None else self.size,
-        )
+
+        def work(block: slice) -> None:
+            place = (slice(None), block)
+            found.put(place, respond_along(self._segments(block), limit_prices(price[place])))
+
+        run_blocks(work, self.size, AT_A_TIME // len(price))
         return found
 
     def place(self, choice: SegmentNumbers, rho: FloatArray) -> Response:
@@ -405,7 +416,7 @@ class PricedFleet:
             terms = replace(self.terms.take(block), joules=plan.joules[block])
             theta[block] = _find_theta(terms, plan.choice[block], plan.rho[block])
 
-        run_blocks(work, self.size, AT_A_TIME // 4)
+        run_blocks(work, self.size)
         return theta
 
     def plan_within(self, joules: FloatArray) -> Response:
@@ -430,7 +441,7 @@ class PricedFleet:
         del response
         return np.zeros((*shape, self.clusters))
 
-    def _segments(self, block: slice) -> DeviceSegments:
+    def _segments(self, block: slice) -> Segments:
         if self.kept is None:
             return build_segments(self.terms.take(block), self.noise, self.gradient)
         return self.kept

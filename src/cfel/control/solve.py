@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cfel.arrays import FloatArray, IndexArray
-from cfel.control.curves import measure_gap, respond_at, settle_within
-from cfel.control.prices import bound_objective, search_price
+from cfel.control.curves import measure_gap, respond_at
+from cfel.control.prices import bound_objective, meet_cap, search_price
 from cfel.control.problem import (
     Limits,
     Proposal,
@@ -68,23 +68,26 @@ def solve(
         raise InputError(unknown_name("method", method, METHODS))
     if method == "joint" and (start is not None or stopping is not None):
         raise InputError("start, stopping: only method='alternating' takes them")
+    if method == "joint":
+        return solve_without_too_costly(problem, lambda rest, _: _solve(rest, None))
     rho, theta = _read_start(problem, start)
     return solve_without_too_costly(
-        problem, lambda rest, kept: _solve(rest, method, (rho[kept], theta[kept]), stopping or Stopping())
+        problem, lambda rest, kept: _solve(rest, ((rho[kept], theta[kept]), stopping or Stopping()))
     )
 
 
 def _solve(
-    problem: RoundProblem, method: Method, begin: tuple[FloatArray, FloatArray], stopping: Stopping
+    problem: RoundProblem, alternating: tuple[tuple[FloatArray, FloatArray], Stopping] | None
 ) -> Solution:
+    """By Algorithm 3 if it is told where to start and when to stop."""
     limits = find_feasible_limits(problem)
     # Algorithm 3 has no bound of its own; the joint solver's holds for every plan within the limits.
-    found = replace(solve_joint(problem, limits), method=method)
+    found = replace(solve_joint(problem, limits), method="alternating" if alternating else "joint")
     if limits.forced:
         # The limits allow the energy of the lower bounds, so the bound is over plans that use no more.
         found = replace(found, rho=problem.rho_min, theta=problem.theta_min, multiplier=np.inf)
-    elif method == "alternating":
-        rho, theta, passes = solve_alternating(problem, limits, begin, stopping)
+    elif alternating:
+        rho, theta, passes = solve_alternating(problem, limits, *alternating)
         found = replace(found, rho=rho, theta=theta, iterations=passes)
     rho, theta = project_feasible(problem, limits, found.rho, found.theta)
     return prove(problem, limits, replace(found, rho=rho, theta=theta))
@@ -260,8 +263,7 @@ def _shrink(
 def solve_joint(problem: RoundProblem, limits: Limits) -> Proposal:
     """Finds a plan within the limits, and a lower bound on every other."""
     fleet = PricedFleet.from_problem(problem, limits)
-    bracket = search_price(fleet, limits.joules)
-    plan = settle_within(fleet, bracket, limits.joules)
+    bracket, plan = meet_cap(fleet, limits.joules)
     bound = bracket.lower_bound
     if measure_gap(plan, bound) > SHARPEN_ABOVE:
         over, under = (respond_at(fleet, end.point.price) for end in (bracket.over, bracket.under))

@@ -23,7 +23,7 @@ from cfel.control.clusters import (
     RankQuestion,
     SettleQuestion,
 )
-from cfel.control.exchange import Answer, CurveAnswer, Exchange, Found, Question, cut_answer, join_answers
+from cfel.control.exchange import Answer, Exchange, Found, Question, cut_answer, join_answers
 from cfel.control.planning import negotiate_by_scheme
 from cfel.control.scheme import Observation, State
 from cfel.cost import EdgeRoundCost
@@ -60,15 +60,12 @@ def unwrap_question(question: ClusterQuestion) -> Question:
 
 def wrap_answer(question: Question, answer: Answer) -> ClusterAnswer:
     """An answer as the wire carries it."""
-    name = _NAMES[type(question)]
-    if name == "fleet":
-        name = "curve" if isinstance(answer, CurveAnswer) else "undecided"
-    return ClusterAnswer(**{name: answer})
+    return ClusterAnswer(**{_NAMES[type(question)]: answer})
 
 
 def _unwrap_answer(question: Question, answer: ClusterAnswer) -> Answer:
     name = _NAMES[type(question)]
-    found = (answer.curve or answer.undecided) if name == "fleet" else getattr(answer, name)
+    found = getattr(answer, name)
     if found is None:
         raise UnreachableError(f"a question {name!r} was answered with something else")
     return found

@@ -23,7 +23,7 @@ from cfel.control.clusters import (
     SettleAnswer,
     SettleQuestion,
 )
-from cfel.control.exchange import CurveAnswer, UndecidedAnswer
+from cfel.control.exchange import CurveAnswer
 from cfel.deployment.coordinator.state import CoordinatorState, Position
 from cfel.deployment.election.rules import ElectionMessage
 from cfel.deployment.measurement.measured_rounds import JouleAccount
@@ -167,8 +167,7 @@ class ClusterAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     meet: MeetAnswer | None = None
     rank: RankAnswer | None = None
     least: LeastAnswer | None = None
-    curve: CurveAnswer | None = None
-    undecided: UndecidedAnswer | None = None
+    fleet: CurveAnswer | None = None
     settle: SettleAnswer | None = None
     divide: DivideAnswer | None = None
     count: CountAnswer | None = None

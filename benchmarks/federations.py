@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from benchmarks.breakdown import watch_this_node
 from benchmarks.settings import ENDLESS, LEAF, build_pinned_scheme, make_random_data
 from cfel.control.scheme import Scheme, SchemeParameters
 from cfel.experiment import Experiment, parse_experiment
@@ -37,6 +38,7 @@ _LONG_TIMEOUTS: Mapping[str, Any] = {
 
 def load_leaf_data(_: Path | None) -> DataSet:
     """Random images of FEMNIST's shape, 250 for each device."""
+    watch_this_node()
     return make_random_data(replace(LEAF, devices=LEAF_DEVICES))
 
 

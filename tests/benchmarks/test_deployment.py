@@ -82,7 +82,9 @@ def test_experiments_have_the_sizes_asked_for() -> None:
 
 def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    made_up = Overhead(8, 4.4, 3.8, 0.2, 250_000_000, 1.25e9, 1.1)
+    made_up = Overhead(
+        8, 4.4, 3.8, 0.2, 250_000_000, 1.25e9, 1.1, {"check": 0.25}, {"train": 1.5, "hash": 0.5}
+    )
     monkeypatch.setattr(command, "measure_overhead", lambda _rounds, _steps: made_up)
     monkeypatch.setattr(command, "measure_memory", lambda devices, edges: Memory(devices, edges, 5 * 2**30))
     monkeypatch.setattr(
@@ -91,6 +93,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     assert main(["deployment"]) == 0
     text = capsys.readouterr().out
     assert "1.100" in text
+    assert all(words in text for words in ("check", "250 ms", "1,500 ms", "2,000 ms"))
     assert "peak memory of 64 devices and 8 edge servers: 5.00 GiB" in text.replace("\n", " ")
     assert main(["deployment", "--json", "--only", "flat"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -156,9 +156,11 @@ def _unpack_indices(kind: int, size: int, count: int, body: memoryview) -> Int32
         found = np.flatnonzero(mask.view(np.bool_)).astype(np.int32)
     else:
         found = _unpack_bits(body, count, _index_width(size))
-    # Ascending and distinct: `index_add_` of a repeated index would count its value twice.
-    if found.size != count or (count and (found[-1] >= size or (np.diff(found) <= 0).any())):
-        raise InputError("update: its indices are not ascending, or not as many as its values")
+        # Ascending and distinct: `index_add_` of a repeated index would count its value twice.
+        if count and (found[-1] >= size or (found[1:] <= found[:-1]).any()):
+            raise InputError("update: its indices are not ascending")
+    if found.size != count:
+        raise InputError("update: not as many indices as values")
     return found
 
 

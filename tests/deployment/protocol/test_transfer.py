@@ -61,6 +61,25 @@ def download(ask: Callable[[int, int], Body], into: Download) -> bytearray:
     return asyncio.run(into.complete(answer, PartSize(2.0), iter(range(1000)).__next__))
 
 
+def test_a_body_that_comes_whole_is_kept_and_checked() -> None:
+    """It is not copied; one with other bytes is refused by the digest that it arrived with."""
+    whole, other = bytearray(CONTENT), bytearray(len(CONTENT))
+    into = Download(NAME, len(CONTENT))
+    size = PartSize(2.0)
+    size.bytes = len(CONTENT)
+
+    async def fetch(content: bytearray) -> bytearray:
+        async def ask(_offset: int, _most_bytes: int) -> Body:
+            return Body.hash(content)
+
+        return await into.complete(ask, size, iter(range(1000)).__next__)
+
+    with pytest.raises(InvalidBodyError):
+        asyncio.run(fetch(other))
+    assert into.held_bytes == 0
+    assert asyncio.run(fetch(whole)) is whole
+
+
 def test_a_download_resumes_where_it_broke() -> None:
     asked: list[int] = []
 

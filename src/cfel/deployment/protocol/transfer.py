@@ -81,7 +81,12 @@ class Download:
 
     def __init__(self, sha256: str, size: int) -> None:
         self.sha256, self.size = sha256, size
+        self._begin()
+
+    def _begin(self) -> None:
         self._content, self._found = bytearray(), hashlib.sha256()
+        # Of a body that arrived whole, which has been hashed while it arrived.
+        self._digest: bytes | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -117,8 +122,8 @@ class Download:
             for *_, answer in asked:
                 answer.cancel()
             await asyncio.gather(*(answer for *_, answer in asked), return_exceptions=True)
-        if self._found.hexdigest() != self.sha256:
-            self._content, self._found = bytearray(), hashlib.sha256()
+        if (self._digest or self._found.digest()).hex() != self.sha256:
+            self._begin()
             raise InvalidBodyError("the model that arrived is another one")
         return self._content
 
@@ -128,10 +133,11 @@ class Download:
                 f"{len(part)} bytes at byte {self.held_bytes} of {self.size}, {wanted} were asked"
             )
         content = part.join()
-        self._found.update(content)
-        if not self._content and isinstance(content, bytearray):
-            self._content = content  # whole, usually: not copied
+        # Usually: neither copied nor hashed again.
+        if len(content) == self.size and isinstance(content, bytearray):
+            self._content, self._digest = content, part.digest
         else:
+            self._found.update(content)
             self._content += content
 
 

@@ -379,22 +379,22 @@ class Weighing:
         """What is maximised; −inf without progress, which is a negative objective."""
         seconds, energy = makespan + self.seconds, joules + self.joules
         with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.log(np.negative(objective))
             if self.left is None:
-                cost = self.time * np.log(seconds) + (1 - self.time) * np.log(energy)
+                found = found - self.time * np.log(seconds) - (1 - self.time) * np.log(energy)
             else:
-                cost = np.log(seconds / self.left[0] + energy / self.left[1])
-            found = np.log(np.negative(objective)) - cost
+                found = found - np.log(seconds / self.left[0] + energy / self.left[1])
         return np.where((np.asarray(objective) < 0) & (np.asarray(joules) > 0), found, -np.inf)
 
     def price(self, objective: float, makespan: float, joules: float) -> float:
         """The price at which the score is stationary: progress / energy, times energy's part of the cost."""
         if joules <= 0:
             return 0.0
-        energy, part = joules + self.joules, 1 - self.time
-        if self.left is not None:
-            share = energy / self.left[1]
-            part = share / ((makespan + self.seconds) / self.left[0] + share)
-        return part * max(-objective, 0.0) / energy
+        progress, energy = max(-objective, 0.0), joules + self.joules
+        if self.left is None:
+            return (1 - self.time) * progress / energy
+        cost = (makespan + self.seconds) / self.left[0] + energy / self.left[1]
+        return progress / (cost * self.left[1])
 
     def scale(self, share: float) -> "Weighing":
         """The same for a sample that stands for all devices."""

@@ -294,6 +294,8 @@ class _Planner:
     weighing: Weighing | None
     # How much of the data its devices stand for, over their part of the devices that are there.
     stands_for: float = 1.0
+    # How many devices edge servers would average if nobody was left out; None if nobody is.
+    all_averaged: float | None = None
 
     def leave_out_slow(
         self, shares: BatchShares, count: int, noise: float, often: FloatArray
@@ -317,12 +319,15 @@ class _Planner:
         makespan = np.maximum.accumulate(by_batch[:, order], axis=1) + observation.exchange_seconds
         if often[present].any():
             averaged = number / len(np.unique(observation.cluster[present]))
-            worth = value_batches(noise / (shares.find_part(rho) * averaged)) * cover(often[order]) / makespan
+            total = noise / (shares.find_part(rho) * averaged) + observation.rate * (
+                1 / averaged - 1 / averaged[-1]
+            )
+            worth = value_batches(total) * cover(often[order]) / makespan
             most = int(number[worth.max(axis=0).argmax()])
             limits = sorted({most, round(math.sqrt(most * len(order)))})
         else:
             limits = [int(number[(number**2 / makespan[0]).argmax()])]
-        found = []
+        found, whole = [], count_averaged(np.bincount(observation.cluster[present]))
         for limit in limits:
             longest = float(seconds[order[limit - 1]])
             late = (often < 1 / WAIT_EVERY) & (seconds <= self._stretch(longest))
@@ -330,7 +335,8 @@ class _Planner:
             if (count_kept := int(kept.sum())) < len(order):
                 few = replace(observation, conditions=replace(conditions, available=kept))
                 part = cover(np.concatenate([often[kept], often[present & ~kept]]))[count_kept - 1]
-                found.append(replace(self, observation=few, stands_for=part * len(order) / count_kept))
+                stands_for = part * len(order) / count_kept
+                found.append(replace(self, observation=few, stands_for=stands_for, all_averaged=whole))
         return found
 
     def _stretch(self, longest: float) -> float:
@@ -347,14 +353,24 @@ class _Planner:
         steps, share = pair_up(count * shares.list_shares(self.options.least_batch), self.theta)
         problem = self._build_problem(steps, count)
         averaged = count_averaged(np.bincount(problem.cluster))
-        cost = self._rate_batches(shares, count, noise, averaged)
+        missed = 0.0 if self.all_averaged is None else 1 / averaged - 1 / self.all_averaged
+        cost = self._rate_batches(shares, count, noise, averaged, self.observation.rate * max(missed, 0.0))
         return self._solve(problem, steps, share, cost, local_steps=count)
 
-    def _rate_batches(self, shares: BatchShares, count: int, noise: float, averaged: float) -> FloatArray:
-        """The objective of every pair, if an edge server averages so many devices."""
+    def _rate_batches(
+        self, shares: BatchShares, count: int, noise: float, averaged: float, missed: float = 0.0
+    ) -> FloatArray:
+        """The objective of every pair, if an edge server averages so many devices.
+
+        `missed` is noise because others are left out.
+        """
         steps, share = pair_up(count * shares.list_shares(self.options.least_batch), self.theta)
         part = shares.find_part(steps / count)
-        return -value_steps(count) * value_batches(noise / (part * averaged)) * self._value_uploads()[share]
+        return (
+            -value_steps(count)
+            * value_batches(noise / (part * averaged) + missed)
+            * self._value_uploads()[share]
+        )
 
     def plan_steps(self) -> _Choice[RoundPlan]:
         """The best plan in which devices take whole numbers of steps on full batches."""

@@ -107,7 +107,7 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {"topology": {"bits": 8}, "rounds": {"global": 3}},
     ),
     "downloads of differences, some drawn": (
-        {"compression": {"download_theta": 0.02}, "fleet": {"participation": 2}, "rounds": {"global": 4}},
+        {"compression": {"download_theta": 0.02}, "fleet": {"participation": 3}, "rounds": {"global": 4}},
     ),
     "downloads of models with statistics": _model(
         "batch_norm_of_values", {"compression": {"download_bits": 4}}

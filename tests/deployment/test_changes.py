@@ -55,9 +55,14 @@ def world() -> World:
 class Changing(Federation):
     """A federation on a virtual clock, with an operator."""
 
-    def __init__(self, asked: Experiment | None = None, built: World | None = None) -> None:
+    def __init__(
+        self,
+        asked: Experiment | None = None,
+        built: World | None = None,
+        network: Network | None = None,
+    ) -> None:
         self.disks: dict[Identity, MemoryDisk] = {}
-        super().__init__(asked or experiment(), HOME, Network(), self._host, built or world())
+        super().__init__(asked or experiment(), HOME, network, self._host, built or world())
         self._count = 0
 
     def _host(self, member: Identity) -> Host:
@@ -101,11 +106,12 @@ def play(
     operate: Callable[[Changing], Awaitable[None]],
     asked: Experiment | None = None,
     built: World | None = None,
+    network: Network | None = None,
 ) -> tuple[Changing, list[RoundRecord]]:
     """A federation that an operator changes until it has ended, and its log."""
 
     async def run() -> tuple[Changing, list[RoundRecord]]:
-        async with Changing(asked, built) as federation:
+        async with Changing(asked, built, network) as federation:
             federation.start()
             await until("one leads", lambda: federation.coordinator() is not None)
             await operate(federation)

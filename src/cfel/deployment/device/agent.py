@@ -391,8 +391,9 @@ class DeviceAgent:
             return None
         if known[0] == sha256:
             return known[1]
-        names = [each.known for each in steps]
-        missing = steps[names.index(known[0]) :] if known[0] in names else ()
+        # The last place: a model that has not changed is issued twice under one name.
+        places = [place for place, each in enumerate(steps) if each.known == known[0]]
+        missing = steps[places[-1] :] if places else ()
         compute, model = self._host.compute, known[1]
         if not self._difference_bytes:
             count = partial(count_difference_bytes, differences, model)

@@ -10,7 +10,7 @@ import torch
 
 from cfel.api.runs import RunOptions, run_experiment
 from cfel.errors import InputError
-from cfel.learning.compressors import decode
+from cfel.learning.compressors import RoundedUpdate, decode
 from cfel.learning.device_messages import DeviceReport
 from cfel.learning.differences import find_issue_key
 from cfel.simulation.executors import Job, JobResult
@@ -40,12 +40,13 @@ def test_devices_train_from_the_issued_model_and_the_edge_model_moves() -> None:
     assert world.downloads is not None
     with Recording(world, experiment) as executor:
         first, _ = run_edge_round(world, executor, initial_state(world), 0)
-        executor.orders, executor.reports = [], ()
+        executor.orders, executor.reports = [], list[DeviceReport]()
         second, _ = run_edge_round(world, executor, first, 1)
     sent = {report.device: decode(report.update) for report in executor.reports}
     for i, (model, known) in enumerate(zip(first.models, first.issued, strict=True)):
         assert torch.equal(known.parameters, world.start.parameters)  # at first there is no difference
         issued, update = world.downloads.publish(model, known, find_issue_key(experiment.seed, 0, 1, i))
+        assert isinstance(update, RoundedUpdate)
         assert update.values.numel() == 481
         assert torch.equal(second.issued[i].parameters, issued.parameters)
         own = [order for order in executor.orders if order.device in (2 * i, 2 * i + 1)]

@@ -293,7 +293,7 @@ def run_edge_round(
         state, outcome = run(world, executor, state, orders)
     state = replace(state, control=charge_edge_round(control, outcome))
     if state.issued:
-        # Of an issue in whose edge round nobody took part, nobody hears again.
+        # Where nobody took part the issue is void, see `EdgeServer`.
         took_part = np.unique(setting.fleet.cluster[outcome.conditions.available])
         issued = [new if i in took_part else before[i] for i, new in enumerate(state.issued)]
         state = replace(state, issued=tuple(issued))

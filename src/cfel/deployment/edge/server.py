@@ -617,7 +617,8 @@ class EdgeServer:
                 sums = msgspec.structs.replace(sums, counts=counts)
                 answer = PlanAnswer((), (), answers.seconds, (), sums)
             taken = [result.device for result in results if result.device not in late]
-            # An issue of whose edge round nobody hears again is void, so that the simulator can repeat it.
+            # Where nobody took part the issue is void, as where the edge round was missed altogether: a log
+            # does not tell the two apart.
             if results:
                 state = replace(state, issued=await self._issue(state))
             await self._advance(_after_edge_round(state, at, coordinator_state, model, answer, taken))

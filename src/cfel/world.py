@@ -52,6 +52,7 @@ class World:
     compress: Compressor  # how uploads are compressed
     start: FlatModel  # the model every edge server begins with
     differences: Differences | None = None  # how edge servers send differences; None for whole models
+    downloads: Differences | None = None  # the same of what devices fetch
     edge_rules: EdgeRules = field(default_factory=EdgeRules)  # what an edge server makes of updates
     # What a device remembers before its first order: its own part of the model.
     new_device: DeviceState = field(default_factory=DeviceState)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -33,12 +33,18 @@ HOME = Path("/nowhere")
 OPERATOR = Identity("operator", 0)
 
 
+SENT: Mapping[str, Mapping[str, Any]] = {
+    "whole models": {},
+    "differences between edge servers": {"topology": {"theta": 0.2, "bits": 8}},
+    "differences to devices": {"compression": {"download_theta": 0.05, "download_bits": 8}},
+}
+
+
 @cache
-def experiment(*, differences: bool = False) -> Experiment:
+def experiment(sent: str = "whole models") -> Experiment:
     """Devices take seconds for an edge round."""
     waits = {"round_seconds": 20.0, "gossip_seconds": 8.0, "gone_seconds": 6.0, "join_seconds": 60.0}
-    sent = {"topology": {"theta": 0.2, "bits": 8}} if differences else {}
-    return deployed(sent, **waits, election_seconds=1.5, linger_seconds=20.0, time_scale=0.02)
+    return deployed(SENT[sent], **waits, election_seconds=1.5, linger_seconds=20.0, time_scale=0.02)
 
 
 @cache
@@ -49,9 +55,14 @@ def world() -> World:
 class Changing(Federation):
     """A federation on a virtual clock, with an operator."""
 
-    def __init__(self, asked: Experiment | None = None, built: World | None = None) -> None:
+    def __init__(
+        self,
+        asked: Experiment | None = None,
+        built: World | None = None,
+        network: Network | None = None,
+    ) -> None:
         self.disks: dict[Identity, MemoryDisk] = {}
-        super().__init__(asked or experiment(), HOME, Network(), self._host, built or world())
+        super().__init__(asked or experiment(), HOME, network, self._host, built or world())
         self._count = 0
 
     def _host(self, member: Identity) -> Host:
@@ -95,11 +106,12 @@ def play(
     operate: Callable[[Changing], Awaitable[None]],
     asked: Experiment | None = None,
     built: World | None = None,
+    network: Network | None = None,
 ) -> tuple[Changing, list[RoundRecord]]:
     """A federation that an operator changes until it has ended, and its log."""
 
     async def run() -> tuple[Changing, list[RoundRecord]]:
-        async with Changing(asked, built) as federation:
+        async with Changing(asked, built, network) as federation:
             federation.start()
             await until("one leads", lambda: federation.coordinator() is not None)
             await operate(federation)
@@ -112,7 +124,8 @@ def play(
     return run_virtually(run())
 
 
-def test_devices_come_move_and_go() -> None:
+@pytest.mark.parametrize("sent", ["whole models", "differences to devices"])
+def test_devices_come_move_and_go(sent: str) -> None:
     async def operate(federation: Changing) -> None:
         federation.start(Identity("device", 6))
         asked = [
@@ -124,15 +137,16 @@ def test_devices_come_move_and_go() -> None:
         assert await federation.ask("remove device", device=(4,)) == 3
         await until("it has ended", federation.tasks[Identity("device", 4)].done)
 
-    federation, records = play(operate)
+    asked = experiment(sent)
+    federation, records = play(operate, asked, asked.build_world())
     assert [len(each.changes) for each in records] == [3, 1, 0, 0, 0]
     assert [each.devices_taking_part for each in records] == [6, 7, 6, 6, 6]
-    assert timeless(records) == repeat(records)
+    assert timeless(records) == repeat(records, asked)
     assert federation.devices(2) == (1, 5)
 
 
-@pytest.mark.parametrize("differences", [False, True])
-def test_an_edge_server_joins_and_another_leaves(differences: bool) -> None:
+@pytest.mark.parametrize("sent", SENT)
+def test_an_edge_server_joins_and_another_leaves(sent: str) -> None:
     """Edge 3 joins without devices, gets some, and edge 0 leaves: its devices go to the smaller clusters."""
 
     async def operate(federation: Changing) -> None:
@@ -143,7 +157,7 @@ def test_an_edge_server_joins_and_another_leaves(differences: bool) -> None:
         assert await federation.ask("remove edge", edge=0, of=1) == 5
         await until("it has ended", federation.tasks[Identity("edge", 0)].done)
 
-    asked = experiment(differences=differences)
+    asked = experiment(sent)
     federation, records = play(operate, asked, asked.build_world())
     assert len(records) == 6
     assert timeless(records) == repeat(records, asked)
@@ -153,8 +167,12 @@ def test_an_edge_server_joins_and_another_leaves(differences: bool) -> None:
         assert federation.log(i) == records
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1.0, 2.0, 4.0, 7.0])
-def test_devices_of_an_edge_server_that_is_gone_work_elsewhere(seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "sent"),
+    [(each, "whole models") for each in (0.0, 1.0, 2.0, 4.0, 7.0)]
+    + [(each, "differences to devices") for each in (1.0, 4.0)],
+)
+def test_devices_of_an_edge_server_that_is_gone_work_elsewhere(seconds: float, sent: str) -> None:
     """Edge 2 dies early in the run and never comes back; its devices 4 and 5 take part again.
 
     Some of their updates die with it, at different moments of a round. The simulator repeats even that.
@@ -166,14 +184,15 @@ def test_devices_of_an_edge_server_that_is_gone_work_elsewhere(seconds: float) -
         await federation.kill(Identity("edge", 2))
         await until("they are taken over", lambda: {4, 5} <= {*federation.devices(0), *federation.devices(1)})
 
-    _, records = play(operate)
+    asked = experiment(sent)
+    _, records = play(operate, asked, asked.build_world())
     assert [each.devices_taking_part for each in records][-2:] == [6, 6]
     moves = [change for record in records for change in record.changes if change.what == "move device"]
     assert sorted(n for each in moves for n in each.device) == [4, 5]
     assert {each.home for each in moves} == {2}
     assert any(loss.lost or loss.absent for record in records for loss in record.losses)
-    names = ("round", "model_sha256", "seconds", "joules", "devices_taking_part")
-    repeated = repeat(records)
+    names = ("round", "model_sha256", "seconds", "joules", "devices_taking_part", "download_bytes")
+    repeated = repeat(records, asked)
     assert [[getattr(each, name) for name in names] for each in records] == [
         [each[name] for name in names] for each in repeated
     ]

@@ -40,6 +40,10 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
             "fleet": {"devices": 12},
         },
     ),
+    "differences to devices, some drawn": (
+        {"compression": {"download_theta": 0.02, "download_bits": 8}},
+        {"fleet": {"participation": 4}},
+    ),
 }
 
 
@@ -126,12 +130,13 @@ async def move_a_device(federation: Changing) -> None:
     await federation.ask("move device", device=(1,), edge=2)
 
 
+@pytest.mark.parametrize("sent", ["whole models", "differences to devices"])
 @pytest.mark.parametrize("operate", [lose_a_device, move_a_device])
 def test_the_simulator_repeats_what_was_lost_and_moved(
-    operate: Callable[[Changing], Awaitable[None]],
+    operate: Callable[[Changing], Awaitable[None]], sent: str
 ) -> None:
     """From the log, and from what edge servers say of their own devices."""
-    asked = changing_experiment()
+    asked = changing_experiment(sent)
     federation, records = play(operate, asked, as_large(asked))
     losses = [loss for record in records for loss in record.losses]
     for i in federation.edges:

@@ -99,6 +99,19 @@ EXPERIMENTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
         {"local": {"algorithm": "shared_momentum", "momentum": 0.9}, "rounds": {"global": 3}},
     ),
     "differences of models with statistics": _model("batch_norm_of_values", {"topology": {"theta": 0.3}}),
+    # Devices fetch differences, also with a momentum that all share, beside those between edge servers, and
+    # of many rounds at once, after they were not drawn.
+    "downloads of differences": (
+        {"scheme": {"name": "hcef_plus"}, "compression": {"download_theta": 0.1, "download_bits": 8}},
+        {"local": {"algorithm": "shared_momentum", "momentum": 0.9, "estimator": "fresh"}},
+        {"topology": {"bits": 8}, "rounds": {"global": 3}},
+    ),
+    "downloads of differences, some drawn": (
+        {"compression": {"download_theta": 0.02}, "fleet": {"participation": 3}, "rounds": {"global": 4}},
+    ),
+    "downloads of models with statistics": _model(
+        "batch_norm_of_values", {"compression": {"download_bits": 4}}
+    ),
     "adaptive k": ({"rounds": {"global": 3}}, {"scheme": {"name": "adaptive_k"}}),
     "deadlines": (TWO_ROUNDS, {"scheme": {"name": "sd_feel_hetero"}}),
     "plans are wrong": (TWO_ROUNDS, {"scheme": {"name": "hcef"}, "fleet": {"estimate_error": 0.3}}),

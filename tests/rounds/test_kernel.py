@@ -18,6 +18,7 @@ from cfel.rounds.kernel import (
     compute_outcome,
     count_global_round,
     device_weights,
+    forget_models,
     initial_control,
     is_evaluated,
     is_over,
@@ -106,6 +107,42 @@ def test_without_work_nothing_is_realised_but_the_planned_uploads() -> None:
     found = compute_outcome(setting(), CONDITIONS, PLAN, work=())
     assert found.expected.joules == count().expected.joules
     assert found.losses == {}
+
+
+def test_downloads_are_counted_by_what_devices_lack() -> None:
+    """A difference is a tenth of a model. Device 0 lacks three, 1 has no model, 2 is absent.
+
+    Its cluster issues nothing, as nobody takes part; devices 0 and 1 have the model that is issued now.
+    """
+    where, missed = replace(setting(), download_share=0.1), np.array([3.0, np.inf, 1.0])
+    found = compute_outcome(where, CONDITIONS, PLAN, WORK, missed)
+    assert found.downloads.tolist() == pytest.approx([0.3, 1.0, 0.0])
+    assert found.missed is not None
+    assert found.missed.tolist() == [1.0, 1.0, 1.0]
+    alone = replace(CONDITIONS, available=np.array([True, False, False]))
+    later = compute_outcome(where, alone, PLAN, WORK[:1], found.missed).missed
+    assert later is not None
+    assert later.tolist() == [1.0, 2.0, 1.0]
+    assert count().downloads.tolist() == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("share", "missed", "fetched"),
+    [(0.25, 3, 0.75), (0.25, 5, 1.0), (0.01, 16, 0.16), (0.01, 17, 1.0), (0.01, np.inf, 1.0)],
+)
+def test_nobody_fetches_more_than_a_whole_model(share: float, missed: float, fetched: float) -> None:
+    """And of differences, 16 in a row are kept."""
+    found = replace(setting(), download_share=share).count_downloads(np.array([missed]))
+    assert found.tolist() == pytest.approx([fetched])
+
+
+def test_who_moves_has_no_model_of_its_edge_server() -> None:
+    where = replace(setting(), download_share=0.1)
+    control = replace(initial_control(where), missed=np.array([1.0, 2.0, 3.0]))
+    moved = replace(where.fleet, cluster=np.array([0, 1, 1]))
+    found = forget_models(control, where.fleet, moved).missed
+    assert found is not None
+    assert found.tolist() == [1.0, np.inf, 3.0]
 
 
 def test_both_ledgers_are_charged() -> None:

@@ -23,6 +23,7 @@ SECTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "a server's optimiser": {"aggregation": {"optimiser": "fedadam", "learning_rate": 0.01}},
     "few bits": {"compression": {"bits": [4, 8]}},
     "some take part": {"fleet": {"participation": 4}},
+    "downloads of differences": {"compression": {"download_theta": 0.2, "download_bits": 8}},
 }
 
 
@@ -40,7 +41,7 @@ class WholeClusters(PoolExecutor):
         for each in jobs:
             self.clusters += 1
             answers: Iterator[JobResult] = self.run_updates(each.jobs)
-            yield run_cluster(each.jobs[0][0].model, answers, each.update, self._rules)
+            yield run_cluster(each.model, answers, each.update, self._rules)
 
 
 @pytest.mark.parametrize("sections", SECTIONS.values(), ids=SECTIONS.keys())

@@ -18,6 +18,9 @@ from cfel.system.batch_shares import BatchShares
 from cfel.system.conditions import Conditions
 from cfel.system.fleet import Fleet
 
+MOST_STEPS = 16
+"""So many differences in a row are kept for devices that were absent; others fetch a whole model."""
+
 
 def keep_rate(_used: float) -> float:
     """A learning rate that stays the same throughout the run."""
@@ -43,6 +46,7 @@ class Setting:
         joules_per_bit: energy of a bit between edge servers, charged with each global round.
         exchanged_models: what edge servers exchange, in models: with their memory it is more than one.
         gossip_share: a model between edge servers, as a share of a whole one; less than 1 for differences.
+        download_share: the same of a model that a device fetches, if it has the one before.
         work_per_step: time and energy of a local step, in steps of plain SGD: 2 for two gradients.
         small_batches: what ρ is in samples, where devices take all steps on small batches, or in tenths of
             the layers, where they train the last ones; None where they leave steps out instead.
@@ -68,6 +72,7 @@ class Setting:
     joules_per_bit: float = 0.0
     exchanged_models: float = 1.0
     gossip_share: float = 1.0
+    download_share: float = 1.0
     work_per_step: float = 1.0
     small_batches: BatchShares | None = None
     accounting: str = "expected"
@@ -152,6 +157,16 @@ class Setting:
     def full_model_bits(self) -> float:
         """Bits of an edge model with its memory: what devices fetch."""
         return self.exchanged_models * self.model_bits
+
+    @property
+    def downloads_differences(self) -> bool:
+        """Whether devices fetch differences instead of whole models."""
+        return self.download_share < 1
+
+    def count_downloads(self, missed: FloatArray) -> FloatArray:
+        """What devices fetch, in whole models, that lack so many differences to the model they need."""
+        step = (self.exchanged_models - 1.0 + self.download_share) / self.exchanged_models
+        return np.where(missed <= MOST_STEPS, np.minimum(1.0, missed * step), 1.0)
 
     def compute_backhaul_joules(self, global_round: int) -> float:
         """Energy of the backhaul in a global round (from 0)."""

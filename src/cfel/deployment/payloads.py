@@ -1,9 +1,13 @@
-"""Models and uploads as message bodies. Whether an upload is valid is checked in `edge.checks`."""
+"""Models, their differences, and uploads as message bodies.
+
+Whether an upload is valid is checked in `edge.checks`.
+"""
 
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,10 +16,11 @@ from torch import Tensor
 from cfel.deployment.host import Compute
 from cfel.deployment.protocol.device_requests import MeasurementReport, Round, UploadRequest
 from cfel.deployment.protocol.messages import Body, Bytes, cut
-from cfel.errors import RejectedError
+from cfel.errors import InputError, RejectedError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
+from cfel.learning.differences import Differences, Published, add_difference
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.packing import pack_update
+from cfel.learning.packing import pack_update, unpack_update
 
 # Less is hashed faster than a thread is started.
 _QUICK_BYTES = 1024 * 1024
@@ -52,12 +57,13 @@ class EncodedModels:
 
     Args:
         compute: where they are encoded.
+        most: how many. Two are the present model, and the one before the last gossip step, for neighbours
+            that ask late.
     """
 
-    def __init__(self, compute: Compute) -> None:
+    def __init__(self, compute: Compute, most: int = 2) -> None:
         self._compute = compute
-        # Two: the present model, and the one before the last gossip step, for neighbours that ask late.
-        self._newest: deque[EncodedModel] = deque(maxlen=2)
+        self._newest: deque[EncodedModel] = deque(maxlen=most)
         self._busy = asyncio.Lock()
 
     async def get(self, model: FlatModel) -> EncodedModel:
@@ -69,12 +75,12 @@ class EncodedModels:
             self._newest.append(await self._compute.run_aside(lambda: EncodedModel.encode(model)))
             return self._newest[-1]
 
-    async def part(self, encoded: EncodedModel, offset: int, most_bytes: int) -> Body:
-        """Some bytes of a model, from an offset on."""
-        # The usual case: the whole model, whose digest is known already.
-        if offset == 0 and most_bytes >= len(encoded.body):
-            return encoded.body
-        pieces = tuple(_slice_pieces(encoded.body.parts, offset, most_bytes))
+    async def part(self, whole: Body, offset: int, most_bytes: int) -> Body:
+        """Some bytes of a model or of a difference, from an offset on."""
+        # The usual case: all of it, whose digest is known already.
+        if offset == 0 and most_bytes >= len(whole):
+            return whole
+        pieces = tuple(_slice_pieces(whole.parts, offset, most_bytes))
         if most_bytes < _QUICK_BYTES:
             return Body.hash(*pieces)
         return await self._compute.run_aside(lambda: Body.hash(*pieces))
@@ -121,6 +127,45 @@ def read_vector(content: bytes | bytearray | memoryview) -> Tensor:
     except ValueError as error:
         raise RejectedError(f"{len(content)} bytes are not a vector of float32") from error
     return torch.from_numpy(values.astype(np.float32, copy=not values.flags.writeable))
+
+
+def pack_difference(published: Published) -> bytes:
+    """Statistics and memory as they are, then the difference."""
+    _, *rest = model_views(published.model)
+    return b"".join((*rest, pack_update(published.update)))
+
+
+def read_difference(content: bytes | bytearray, known: FlatModel) -> FlatModel:
+    """The public or issued model that a difference leads to.
+
+    Raises:
+        RejectedError: it is no difference of such a model.
+    """
+    view, rest, start = memoryview(content), [], 0
+    for part in (known.buffers, known.memory):
+        end = start + 4 * part.numel()
+        # A copy: a view would keep the whole content in memory.
+        rest.append(read_vector(bytearray(view[start:end])))
+        if rest[-1].numel() != part.numel():
+            raise RejectedError(f"a difference of {len(content)} bytes is too short")
+        start = end
+    try:
+        update = unpack_update(view[start:], known.parameters.numel())
+    except InputError as error:
+        raise RejectedError(str(error)) from error
+    return add_difference(known, update, FlatModel(known.parameters, *rest))
+
+
+class Step(NamedTuple):
+    """A difference from one issued model, named by its SHA-256, to the next."""
+
+    known: str
+    difference: Body
+
+
+def count_difference_bytes(differences: Differences, like: FlatModel) -> int:
+    """How many bytes a difference has, whatever is in it."""
+    return len(pack_difference(differences.publish(like, like, 0)))
 
 
 def most_upload_bytes(start: FlatModel) -> int:

@@ -89,6 +89,7 @@ class BuiltParts:
     edge_rules: EdgeRules  # what edge servers do with updates: the algorithm's part, then their own optimiser
     compress: Compressor  # how uploads are compressed
     differences: Differences | None  # how edge servers send differences; None for whole models
+    downloads: Differences | None  # the same of what devices fetch
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -196,8 +197,10 @@ class Experiment:
         feedback = self.compression.error_feedback if asked.error_feedback is None else asked.error_feedback
         training = TrainingParameters(local, self.data.batch, feedback, algorithm)
         self._check_steps(training, algorithm)
-        differences = self._build_differences(scheme.gossip)
-        return BuiltParts(scheme, algorithm, training, edge_rules, compress, differences)
+        differences, downloads = self._build_differences(scheme.gossip), None
+        if self.compression.downloads_differences:
+            downloads = Differences(self.compression.download_theta, self.compression.download_bits)
+        return BuiltParts(scheme, algorithm, training, edge_rules, compress, differences, downloads)
 
     def _build_differences(self, gossip: Gossip) -> Differences | None:
         """How edge servers send differences; None for whole models."""
@@ -304,6 +307,7 @@ class Experiment:
             model_bits=bits,
             exchanged_models=exchanged,
             gossip_share=sent,
+            download_share=1.0 if parts.downloads is None else parts.downloads.count_share(parameters),
             scheme=parts.scheme,
             links=None if links is None else links.place(members),
             joules_per_bit=self.topology.price_of_bit,
@@ -397,6 +401,7 @@ class Experiment:
             training=parts.training,
             compress=parts.compress,
             differences=parts.differences,
+            downloads=parts.downloads,
             start=start,
             edge_rules=replace(parts.edge_rules, matrices=flat.find_hidden_matrices()),
             new_device=DeviceState(flat.read_personal()),
@@ -653,6 +658,9 @@ def digest_shared_parts(experiment: Experiment) -> dict[str, str]:
     if not experiment.topology.sends_differences:
         for key in ("theta", "bits", "step_size"):
             del document["topology"][key]
+    if not experiment.compression.downloads_differences:
+        for key in ("download_theta", "download_bits"):
+            del document["compression"][key]
     for *path, key in NODE_KEYS:
         table = document
         for name in path:

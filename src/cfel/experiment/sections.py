@@ -18,7 +18,7 @@ from cfel.system.conditions import RandomConditions
 from cfel.system.device_classes import DeviceClass, HardwareConditions, parse_class_file
 from cfel.system.device_tables import TraceConditions, TraceParameters, describe_short_trace
 from cfel.system.fleet import Availability, Fleet, FleetParameters
-from cfel.system.value_bits import ValueBits
+from cfel.system.value_bits import FLOAT_BITS, ValueBits, check_bits
 from cfel.validation import Range, check_fields, parse_toml
 from cfel.wording import show
 
@@ -199,13 +199,23 @@ class CompressionParameters:
     # bits of a full upload, and realised costs count the bits that were sent. Without it, values have 32 bits
     # and θ is a share of entries.
     bits: tuple[Annotated[int, Range(least=1)], ...] | None = None
+    # Share of a model's entries that an edge server sends its devices, as differences from what they trained
+    # from before, in (0, 1]; 1 with 32 bits for whole models.
+    download_theta: Annotated[float, Range(above=0, most=1)] = 1.0
+    download_bits: int = FLOAT_BITS  # per value of such a difference: 4, 8, 16 or 32
 
     def __post_init__(self) -> None:
         check_fields("compression", self)
+        check_bits("compression.download_bits", self.download_bits)
         if self.bits is not None:
             object.__setattr__(self, "bits", ValueBits(tuple(self.bits)).choices)
             if self.kind != "topk":
                 raise InputError(f"compression.bits: only with kind = 'topk', not {self.kind!r}")
+
+    @property
+    def downloads_differences(self) -> bool:
+        """Whether devices fetch compressed differences instead of whole models."""
+        return self.download_theta < 1 or self.download_bits < FLOAT_BITS
 
 
 _Budget = Annotated[float, Range(above=0, finite=False)] | None

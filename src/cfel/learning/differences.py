@@ -1,4 +1,4 @@
-"""Models between edge servers as compressed differences.
+"""Models as compressed differences: between edge servers, and from edge servers to devices.
 
 Every edge server has a *public model*: what all its neighbours know of it. Before a gossip step it adds the
 largest entries of what its model differs by, and sends only these. All then move by what gossip does to the
@@ -10,6 +10,12 @@ public models (CHOCO-SGD; Koloskova, Stich, Jaggi, ICML 2019, arXiv 1902.00340):
 What is not sent now stays in the difference and is sent later, so errors do not add up, and the mean of all
 models stays what it is. Batch-norm statistics and what edge servers remember are sent as they are: they are
 small, or must not lose their sign.
+
+Devices get differences in the same way. What they train from is the *issued model* of their edge server, one
+for all of them, which follows the edge model x:
+
+    ẑ ← ẑ + Q(x − ẑ)
+    x ← x + what the edge server makes of the devices' updates, which are differences to ẑ
 """
 
 from collections.abc import Sequence
@@ -42,12 +48,12 @@ class Differences:
     Attributes:
         theta: share of the entries that are sent.
         bits: per value.
-        step_size: γ.
+        step_size: γ; devices go all the way.
     """
 
     theta: float
     bits: int
-    step_size: float
+    step_size: float = 1.0
 
     def count_share(self, size: int) -> float:
         """Bits of a difference of so many entries, as a share of all of them in 32 bits."""
@@ -92,6 +98,23 @@ def find_key(seed: int, position: tuple[int, int, int], edge_server: int) -> int
     return make_key(seed, "gossip", *position, edge_server)
 
 
+def find_issue_key(seed: int, global_round: int, edge_round: int, edge_server: int) -> int:
+    """The key of an edge server's rounding of what its devices fetch in an edge round."""
+    return make_key(seed, "issue", global_round, edge_round, edge_server)
+
+
+def publish_models(
+    models: Sequence[FlatModel],
+    known: Sequence[FlatModel],
+    differences: Differences,
+    keys: Sequence[int],
+    workers: int = 0,
+) -> list[FlatModel]:
+    """The next public or issued model of every edge server; `known` are those before."""
+    each = list(range(len(models)))
+    return map_in_threads(lambda i: differences.publish(models[i], known[i], keys[i]).model, each, workers)
+
+
 def gossip_differences(
     models: Sequence[FlatModel],
     known: Sequence[FlatModel],
@@ -101,7 +124,7 @@ def gossip_differences(
     workers: int = 0,
 ) -> tuple[list[FlatModel], list[FlatModel]]:
     """One gossip step of all edge servers; returns their models and their public models."""
-    each = list(range(len(models)))
-    public = map_in_threads(lambda i: differences.publish(models[i], known[i], keys[i]).model, each, workers)
+    public = publish_models(models, known, differences, keys, workers)
     means = gossip_mix(public, mixing, workers)
-    return [differences.move(models[i], public[i], means[i]) for i in each], public
+    parts = zip(models, public, means, strict=True)
+    return [differences.move(*each) for each in parts], public

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cfel.arrays import FloatArray
+from cfel.arrays import BoolArray, FloatArray
 from cfel.control.caps import Budget, Rounds
 from cfel.control.planning import plan_by_scheme
 from cfel.control.scheme import Observation, RoundPlan, State
@@ -40,6 +40,7 @@ from cfel.learning.models.flat import FlatModel
 from cfel.metric import Metric
 from cfel.runlog import RoundRecord
 from cfel.system.conditions import Conditions
+from cfel.system.fleet import Fleet
 
 # Plans fill caps and deadlines up to rounding.
 _ROUNDING = 1e-9
@@ -59,6 +60,9 @@ class ControlState:
     # Running mean of each device's influence (`rounds.estimates`), under the name that checkpoints and
     # coordinators store; None before any.
     habits: FloatArray | None = None
+    # How many differences every device lacks to the next model of its edge server, infinite for one that has
+    # none of its models; None where devices fetch whole models.
+    missed: FloatArray | None = None
 
     def ledger(self, setting: Setting) -> Ledger:
         """The account that the budget counts."""
@@ -73,6 +77,7 @@ def initial_control(setting: Setting) -> ControlState:
         expected=open_ledger(clusters),
         realised=open_ledger(clusters),
         spent_joules=np.zeros(setting.fleet.devices),
+        missed=np.full(setting.fleet.devices, np.inf) if setting.downloads_differences else None,
     )
 
 
@@ -91,7 +96,17 @@ def enter_round(setting: Setting, control: ControlState, devices: int | None = N
         spent_joules=pad(control.spent_joules, devices, 0.0),
         losses=None if control.losses is None else pad(control.losses, devices, np.nan),
         habits=None if control.habits is None else pad(control.habits, devices, 0.0),
+        missed=None if control.missed is None else pad(control.missed, devices, np.inf),
     )
+
+
+def forget_models(control: ControlState, before: Fleet, now: Fleet) -> ControlState:
+    """The control at the start of a global round: a device that has moved has no model of its edge server."""
+    if control.missed is None or before is now:
+        return control
+    missed, known = control.missed.copy(), min(before.devices, len(control.missed))
+    missed[:known][before.cluster[:known] != now.cluster[:known]] = np.inf
+    return replace(control, missed=missed)
 
 
 def pad(values: FloatArray, size: int, fill: float) -> FloatArray:
@@ -133,6 +148,8 @@ class EdgeRoundOutcome:
     expected: EdgeRoundCost
     realised: EdgeRoundCost
     losses: Mapping[int, float]  # training losses of the devices that took a step, by device
+    downloads: FloatArray  # what each device fetched, in whole models
+    missed: FloatArray | None = None  # what each lacks now, as in `ControlState`
 
 
 def observe(
@@ -193,12 +210,16 @@ def find_late(
 
 
 def compute_outcome(
-    setting: Setting, conditions: Conditions, plan: RoundPlan, work: Iterable[DeviceWork]
+    setting: Setting,
+    conditions: Conditions,
+    plan: RoundPlan,
+    work: Iterable[DeviceWork],
+    missed: FloatArray | None = None,
 ) -> EdgeRoundOutcome:
     """What an edge round cost, expected and realised.
 
     `work` is what devices did, by id; without any, nothing was realised. Nobody waits beyond the deadline. A
-    device that was late is charged for all it did.
+    device that was late is charged for all it did. `missed` is what devices lacked (`ControlState`).
     """
     fleet, tau, work = setting.fleet, setting.rounds.local_steps, tuple(work)
     steps, wire_bits = _list_work(setting, work)
@@ -227,7 +248,16 @@ def compute_outcome(
         expected=count(*expected),
         realised=count(*realised),
         losses=losses,
+        downloads=np.where(present, 1.0 if missed is None else setting.count_downloads(missed), 0.0),
+        missed=None if missed is None else _note_issue(setting, missed, present),
     )
+
+
+def _note_issue(setting: Setting, missed: FloatArray, present: BoolArray) -> FloatArray:
+    """What devices lack after an edge round; an issue is void if nobody of its cluster took part."""
+    cluster, issued = setting.fleet.cluster, np.zeros(setting.fleet.clusters, dtype=bool)
+    issued[cluster[present]] = True
+    return np.where(present, 1.0, missed + issued[cluster])
 
 
 def _list_work(setting: Setting, work: Iterable[DeviceWork]) -> tuple[FloatArray, FloatArray]:
@@ -269,6 +299,7 @@ def charge_edge_round(control: ControlState, outcome: EdgeRoundOutcome) -> Contr
         # Per device and not only in total, because each battery runs out on its own.
         spent_joules=control.spent_joules + outcome.joules,
         losses=_add_losses(control, outcome),
+        missed=outcome.missed,
     )
 
 

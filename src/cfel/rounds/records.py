@@ -36,6 +36,7 @@ class ClusterTotals:
         rho, theta, share: sums of the plan's ρ and θ, and of the share of steps that devices were to take.
         steps, wire_bits: sums of what was done.
         loss, losses: sum of training losses, and how many there are.
+        downloads: sum of what was fetched, in whole models.
     """
 
     expected_seconds: FloatArray
@@ -53,6 +54,7 @@ class ClusterTotals:
     wire_bits: FloatArray
     loss: FloatArray
     losses: FloatArray
+    downloads: FloatArray = field(default_factory=lambda: np.zeros(1))  # earlier versions do not count them
 
     @property
     def expected(self) -> EdgeRoundCost:
@@ -107,6 +109,7 @@ def count_clusters(setting: Setting, outcome: EdgeRoundOutcome, took_part: BoolA
         wire_bits=add(outcome.wire_bits),
         loss=add(losses, stepped),
         losses=add(stepped, stepped),
+        downloads=add(outcome.downloads),
     )
 
 
@@ -120,7 +123,7 @@ class RoundTotals:
         rho_mean, theta_mean, loss: means; the last one is None without any.
         share, theta: sums of the shares of steps, and of θ, that were planned.
         steps, wire_bits: of what was done.
-        orders: how many devices took part, those of all edge rounds added.
+        downloads: what devices fetched, in whole models.
         took_part: how many took part in at least one of them.
     """
 
@@ -133,7 +136,7 @@ class RoundTotals:
     theta: float
     steps: int
     wire_bits: float
-    orders: int
+    downloads: float
     took_part: int
 
 
@@ -156,7 +159,7 @@ def add_up(setting: Setting, edge_rounds: Sequence[EdgeRoundOutcome]) -> RoundTo
         theta=_sum_present(edge_rounds, lambda plan: plan.theta),
         steps=int(sum(each.steps.sum() for each in edge_rounds)),
         wire_bits=sum(float(each.wire_bits.sum()) for each in edge_rounds),
-        orders=sum(int(who.sum()) for who in present),
+        downloads=math.fsum(float(each.downloads.sum()) for each in edge_rounds),
         took_part=int(np.logical_or.reduce(present).sum()),
     )
 
@@ -180,7 +183,7 @@ def add_up_clusters(
         theta=add(lambda each: each.theta),
         steps=int(add(lambda each: each.steps)),
         wire_bits=add(lambda each: each.wire_bits),
-        orders=int(orders),
+        downloads=add(lambda each: each.downloads) if setting.downloads_differences else orders,
         took_part=int(edge_rounds[-1].took_part.sum()) if edge_rounds else 0,
     )
 
@@ -309,7 +312,7 @@ def _count_work(setting: Setting, totals: RoundTotals, global_round: int) -> dic
         "upload_bytes": math.ceil(uploads),
         "backhaul_bytes": math.ceil(backhaul),
         "backhaul_joules": setting.compute_backhaul_joules(global_round),
-        "download_bytes": math.ceil(totals.orders * setting.full_model_bits / 8),
+        "download_bytes": math.ceil(totals.downloads * setting.full_model_bits / 8),
     }
 
 

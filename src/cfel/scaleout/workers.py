@@ -158,10 +158,11 @@ class DeviceWorker:
         states: Sequence[DeviceState],
         update: EdgeUpdate,
         model: FlatModel,
+        issued: FlatModel,
     ) -> tuple[float, ClusterResult]:
         """Local training of a cluster's devices, its next edge model, and the CPU seconds that both took."""
         begin = time.thread_time()
-        answers = self._train(orders, states, [model])
+        answers = self._train(orders, states, [issued])
         result = run_cluster(model, answers, update, self._context.edge_rules)
         return time.thread_time() - begin, result
 
@@ -476,7 +477,7 @@ class RayExecutor:
         return not self._keeps_vectors and is_even(sizes, len(self._pool))
 
     def run_clusters(self, jobs: Sequence[ClusterJob]) -> Iterator[ClusterResult]:
-        self._store([order.model for each in jobs for order, _ in each.jobs[:1]])
+        self._store([model for each in jobs for model in (each.model, each.jobs[0][0].model)])
         for seconds, result in self._pool.map("clusters", map(self._cluster_arguments, jobs)):
             self.busy_seconds += seconds
             model = result.model
@@ -511,8 +512,8 @@ class RayExecutor:
         return orders, [state for _, state in group], *models
 
     def _cluster_arguments(self, job: ClusterJob) -> Arguments:
-        orders, states, model = self._update_arguments(job.jobs)
-        return orders, states, job.update, model
+        orders, states, issued = self._update_arguments(job.jobs)
+        return orders, states, job.update, self._stored[id(job.model)][1], issued
 
 
 def _put(value: object) -> Any:  # noqa: ANN401 — Ray's reference

@@ -54,7 +54,7 @@ def run_buffered(
         devices[report.device] = device
         reports.append(report)
     work = [DeviceWork(each.device, each.steps, each.update.wire_bits, each.loss) for each in reports]
-    outcome = compute_outcome(setting, orders.conditions, orders.plan, work)
+    outcome = compute_outcome(setting, orders.conditions, orders.plan, work, state.control.missed)
     pending = [*state.pending, *_make_pending(world, orders, outcome, reports)]
     models, left = list(state.models), list[PendingUpdate]()
     realised, expected = np.zeros(len(models)), np.zeros(len(models))

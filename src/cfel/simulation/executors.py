@@ -388,6 +388,7 @@ class ClusterJob(NamedTuple):
 
     jobs: Sequence[Job]
     update: EdgeUpdate
+    model: FlatModel  # that it updates; devices may train from another one
 
 
 class ClusterResult(NamedTuple):

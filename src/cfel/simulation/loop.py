@@ -24,7 +24,7 @@ from cfel.durable import translate_parse_errors
 from cfel.errors import DivergedError, RunDirectoryError
 from cfel.learning.device import return_update
 from cfel.learning.device_messages import DeviceReport, DeviceState
-from cfel.learning.differences import find_key, gossip_differences
+from cfel.learning.differences import find_issue_key, find_key, gossip_differences, publish_models
 from cfel.learning.edge import gossip_mix, mean_model
 from cfel.learning.evaluate import Evaluation, summarise_devices
 from cfel.learning.local.algorithms import find_algorithm
@@ -266,6 +266,7 @@ def run_edge_round(
         conditions = conditions.without(mark(loss.absent, setting.fleet.devices))
     if buffered:
         conditions = conditions.without(find_busy(state.pending, setting.fleet.devices))
+    before, state = state.issued, issue(world, state, edge_round, executor.workers)
     with _name_cluster(world):
         state = estimate(world, executor, state, conditions, edge_round)
         # Once, as it looks at every device of what may be a large fleet.
@@ -290,7 +291,23 @@ def run_edge_round(
         )
         run = run_buffered if buffered else run_synchronous
         state, outcome = run(world, executor, state, orders)
-    return replace(state, control=charge_edge_round(control, outcome)), outcome
+    state = replace(state, control=charge_edge_round(control, outcome))
+    if state.issued:
+        # Where nobody took part the issue is void, see `EdgeServer`.
+        took_part = np.unique(setting.fleet.cluster[outcome.conditions.available])
+        issued = [new if i in took_part else before[i] for i, new in enumerate(state.issued)]
+        state = replace(state, issued=tuple(issued))
+    return state, outcome
+
+
+def issue(world: World, state: RunState, edge_round: int, workers: int) -> RunState:
+    """The state with the models that devices train from in an edge round, where they fetch differences."""
+    if world.downloads is None:
+        return state
+    at, seed = (state.control.rounds_done, edge_round), world.setting.seed
+    keys = [find_issue_key(seed, *at, i) for i in range(len(state.models))]
+    issued = publish_models(state.models, state.issued, world.downloads, keys, workers)
+    return replace(state, issued=tuple(issued))
 
 
 def lose_updates(executor: Executor, state: RunState, jobs: Sequence[Job], loss: RoundLoss) -> RunState:
@@ -323,7 +340,7 @@ def make_jobs(
             make_order(
                 setting,
                 *(number, edge_round, n, rho[n], theta[n]),
-                model=state.models[cluster[n]],
+                model=state.offered[cluster[n]],
                 rate=rate,
                 local_steps=plan.local_steps,
             ),
@@ -355,7 +372,7 @@ def estimate(
         make_order(
             setting,
             *(state.control.rounds_done, edge_round, n, 1.0, 1.0),
-            complete_model(state.models[setting.fleet.cluster[n]], devices[n].memory),
+            complete_model(state.offered[setting.fleet.cluster[n]], devices[n].memory),
         )
         for n in available
     ]
@@ -398,7 +415,7 @@ def run_synchronous(
     assert next(answers, None) is None  # noqa: S101 — an executor ends its work after its last answer
     # Sums run by device, whichever cluster it is in.
     work.sort(key=lambda each: each.device)
-    outcome = compute_outcome(setting, orders.conditions, orders.plan, work)
+    outcome = compute_outcome(setting, orders.conditions, orders.plan, work, state.control.missed)
     return replace(state, models=tuple(models), devices=tuple(devices)), outcome
 
 
@@ -419,7 +436,11 @@ def run_clusters(
     """One edge round, cluster by cluster. Control is charged later."""
     models, devices, work = list(state.models), list(state.devices), []
     jobs = [
-        ClusterJob(own, plan_edge_update(world, orders, cluster, [order.device for order, _ in own]))
+        ClusterJob(
+            own,
+            plan_edge_update(world, orders, cluster, [order.device for order, _ in own]),
+            models[cluster],
+        )
         for cluster, own in groups
     ]
     for (cluster, _), result in zip(groups, executor.run_clusters(jobs), strict=True):
@@ -429,7 +450,7 @@ def run_clusters(
             work.append(each)
     # Sums run by device, whichever cluster it is in.
     work.sort(key=lambda each: each.device)
-    outcome = compute_outcome(world.setting, orders.conditions, orders.plan, work)
+    outcome = compute_outcome(world.setting, orders.conditions, orders.plan, work, state.control.missed)
     return replace(state, models=tuple(models), devices=tuple(devices)), outcome
 
 

@@ -131,6 +131,13 @@ class RunState:
     pending: tuple[PendingUpdate, ...] = ()
     # Public models, by cluster, where edge servers send differences (`learning.differences`).
     public: tuple[FlatModel, ...] = ()
+    # Issued models, by cluster, where devices fetch differences: what they trained from last.
+    issued: tuple[FlatModel, ...] = ()
+
+    @property
+    def offered(self) -> tuple[FlatModel, ...]:
+        """What devices train from, by cluster."""
+        return self.issued or self.models
 
     @property
     def estimates(self) -> tuple[Estimates | None, ...]:
@@ -157,6 +164,7 @@ def initial_state(world: World) -> RunState:
         models=(world.start,) * setting.fleet.clusters,
         devices=(world.new_device,) * setting.fleet.devices,
         public=() if world.differences is None else (world.start,) * setting.fleet.clusters,
+        issued=() if world.downloads is None else (world.start,) * setting.fleet.clusters,
     )
 
 
@@ -176,11 +184,13 @@ def enter_round(world: World, state: RunState) -> RunState:
         return tuple(first if i in new else model for i, model in enumerate(known))
 
     members = set(now.list_members())
+    control = kernel.enter_round(world.at(number).setting, state.control)
     return replace(
         state,
-        control=kernel.enter_round(world.at(number).setting, state.control),
+        control=kernel.forget_models(control, before, now),
         models=place(state.models),
         public=place(state.public) if state.public else (),
+        issued=place(state.issued) if state.issued else (),
         devices=(*state.devices, *(world.new_device,) * (now.devices - len(state.devices))),
         pending=tuple(each for each in state.pending if each.device in members),
     )
@@ -195,11 +205,14 @@ def to_checkpoint(state: RunState) -> Checkpoint:
             tensors[f"device/{number}/residual"] = device.residual.numpy()
     tensors |= stack_estimates(state.estimates) | pending_tensors(state.pending)
     tensors |= {f"edge/{i}/public": each.parameters.numpy() for i, each in enumerate(state.public)}
+    tensors |= {f"edge/{i}/issued": each.parameters.numpy() for i, each in enumerate(state.issued)}
     tensors["spent_joules"] = np.asarray(control.spent_joules)
     if control.losses is not None:
         tensors["losses"] = control.losses
     if control.habits is not None:
         tensors["habits"] = control.habits
+    if control.missed is not None:
+        tensors["missed"] = control.missed
     values = {
         "scheme": dict(control.scheme),
         "expected": control.expected.to_dict(),
@@ -222,6 +235,7 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
         spent_joules=np.array(tensors["spent_joules"], dtype=np.float64),
         losses=np.array(tensors["losses"], dtype=np.float64) if "losses" in tensors else None,
         habits=np.array(tensors["habits"], dtype=np.float64) if "habits" in tensors else None,
+        missed=np.array(tensors["missed"], dtype=np.float64) if "missed" in tensors else None,
     )
     known = unstack_estimates(tensors)
     # Those of the last finished round; who joins after it comes with the next.
@@ -230,14 +244,18 @@ def from_checkpoint(checkpoint: Checkpoint, world: World) -> RunState:
     if len(known) != devices or control.spent_joules.shape != (devices,):
         raise InputError(f"it is of {len(known)} devices, this experiment has {devices}")
     models = read_edge_models(checkpoint, fleet.clusters, world.start)
-    public = models if world.differences is not None else ()
+
+    def read_known(name: str) -> tuple[FlatModel, ...]:
+        # Of these, only the parameters are used again.
+        vectors = (read_vector(tensors, f"edge/{i}/{name}", size) for i in range(len(models)))
+        pairs = zip(models, vectors, strict=True)
+        return tuple(replace(model, parameters=vector) for model, vector in pairs)
+
     return RunState(
         control=control,
         models=models,
-        public=tuple(
-            replace(model, parameters=read_vector(tensors, f"edge/{i}/public", size))
-            for i, model in enumerate(public)
-        ),
+        public=() if world.differences is None else read_known("public"),
+        issued=() if world.downloads is None else read_known("issued"),
         devices=tuple(
             DeviceState(
                 _read_memory(tensors, number, world),

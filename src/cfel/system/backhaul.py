@@ -24,7 +24,7 @@ from cfel.durable import read_bytes
 from cfel.errors import FleetFileError, InputError, StorageError, describe_error, unknown_name
 from cfel.plugins import BUILT_IN_ONLY, CodePolicy, resolve
 from cfel.seeding import make_generator
-from cfel.system.value_bits import CHOICES, FLOAT_BITS
+from cfel.system.value_bits import FLOAT_BITS, check_bits
 from cfel.validation import Range, check_fields
 
 _MAX_BYTES = 64 * 1024**2
@@ -68,8 +68,7 @@ class TopologyParameters:
     step_size: Annotated[float, Range(least=0, most=1)] = 0.0
 
     def __post_init__(self) -> None:
-        if self.bits not in CHOICES or isinstance(self.bits, bool):
-            raise InputError(f"topology.bits = {self.bits!r}: must be one of {', '.join(map(str, CHOICES))}")
+        check_bits("topology.bits", self.bits)
         check_fields("topology", self)
         if not isinstance(self.joules_per_bit, str):
             validation.check_number("topology.joules_per_bit", self.joules_per_bit, least=0)

@@ -53,6 +53,12 @@ def update_bits(size: int, kept: int, bits: int) -> int:
     return bits * kept + FLOAT_BITS * (1 - (-kept // BUCKET)) + place_bits(size, kept)
 
 
+def check_bits(name: str, bits: int) -> None:
+    """Raises an `InputError` unless values can have so many bits."""
+    if bits not in CHOICES or isinstance(bits, bool):
+        raise InputError(f"{name} = {bits!r}: must be one of {', '.join(map(str, CHOICES))}")
+
+
 @dataclass(frozen=True, slots=True)
 class ValueBits:
     """The bits per value that devices choose from; `compression.bits`."""

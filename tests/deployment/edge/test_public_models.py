@@ -10,10 +10,10 @@ import torch
 
 from cfel.deployment.coordinator.state import Position
 from cfel.deployment.edge.neighbours import NeighbourModels
-from cfel.deployment.edge.public_models import PublicModel, count_difference_bytes, read_difference
+from cfel.deployment.edge.public_models import PublicModel
 from cfel.deployment.edge.storage import EdgeState
 from cfel.deployment.health import PeerFaults
-from cfel.deployment.payloads import model_size
+from cfel.deployment.payloads import count_difference_bytes, model_size, read_difference
 from cfel.deployment.protocol.calls import Answer, Request
 from cfel.deployment.protocol.edge_requests import MixAnswer, PeerModelAnswer, PeerModelRequest
 from cfel.deployment.security.identity import Identity

@@ -93,6 +93,18 @@ def test_there_and_back(tmp_path: Path) -> None:
     found.model.parameters.add_(1)
 
 
+def test_public_and_issued_models_are_kept(tmp_path: Path) -> None:
+    """Those that are also the model are written once."""
+    known = replace(STATE, public=_model(3.0), issued=SECOND)
+    _disk(tmp_path).save(known)
+    assert len(_files(tmp_path)) == 3
+    found = _disk(tmp_path).load()
+    assert found.public is not None
+    assert found.issued is not None
+    assert _same(found.public, _model(3.0))
+    assert _same(found.issued, SECOND)
+
+
 def test_a_model_is_written_once(tmp_path: Path) -> None:
     disk = _disk(tmp_path)
     disk.save(STATE)

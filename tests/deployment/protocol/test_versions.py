@@ -44,7 +44,10 @@ ROOT = Path(__file__).parents[3]
 GIT = shutil.which("git") or ""
 BEFORE = "2aa3c9f3"
 """The last commit that speaks version 6 only."""
-NEWER_KEYS = ("fail_over", "kept_plans", "publish_every", "published_models", "theta", "bits", "step_size")
+NEWER_KEYS = (
+    *("fail_over", "kept_plans", "publish_every", "published_models"),
+    *("theta", "bits", "step_size", "download_theta", "download_bits"),
+)
 """Keys of experiment files that it does not know."""
 
 

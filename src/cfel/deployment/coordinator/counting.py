@@ -92,6 +92,7 @@ def add_edge_round(
         use_actual_orders(state.plan, results),
         tuple(DeviceWork(each.device, each.steps, each.wire_bits, each.loss) for each in results),
         losses=_find_losses(state, results),
+        missed=() if state.control.missed is None else tuple(state.control.missed.tolist()),
     )
     if state.measured is not None:
         cluster_seconds = {i: answer.seconds for i, answer in answers.items()}
@@ -263,7 +264,8 @@ def count_edge_round(world: World, global_round: int, finished: FinishedEdgeRoun
     conditions = replace(conditions, available=np.array(finished.available))
     if finished.measurements is not None:
         conditions = apply_reports(finished.measurements.devices, conditions)
-    outcome = compute_outcome(world.setting, conditions, finished.plan, finished.work)
+    missed = np.array(finished.missed) if finished.missed else None
+    outcome = compute_outcome(world.setting, conditions, finished.plan, finished.work, missed)
     return (
         outcome
         if finished.measurements is None

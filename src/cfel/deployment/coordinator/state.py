@@ -60,6 +60,7 @@ class FinishedEdgeRound:
     work: tuple[DeviceWork, ...]
     measurements: EdgeRoundMeasurements | None = None
     losses: tuple[RoundLoss, ...] = ()  # who was missing, and what devices say of earlier rounds
+    missed: tuple[float, ...] = ()  # `ControlState.missed` before it; empty where there is none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +138,11 @@ def initial_coordinator_state(world: World, now: float, *, measures: bool = Fals
     clusters, control = setting.fleet.clusters, initial_control(setting)
     devices = 0 if setting.by_clusters else setting.fleet.devices
     return CoordinatorState(
-        control=replace(control, spent_joules=control.spent_joules[:devices]),
+        control=replace(
+            control,
+            spent_joules=control.spent_joules[:devices],
+            missed=None if control.missed is None else control.missed[:devices],
+        ),
         edge_round=0,
         step=0,
         estimates=(None,) * devices,
@@ -159,9 +164,10 @@ def enter_round(world: World, state: CoordinatorState) -> CoordinatorState:
     first, new = state.digests[before.list_edges()[0]], set(fleet.list_edges()) - set(before.list_edges())
     digests = [*state.digests, *[first] * (fleet.clusters - len(state.digests))]
     devices = 0 if setting.by_clusters else fleet.devices
+    control = kernel.forget_models(kernel.enter_round(setting, state.control, devices), before, fleet)
     return replace(
         state,
-        control=kernel.enter_round(setting, state.control, devices),
+        control=control,
         estimates=(*state.estimates, *(None,) * (devices - len(state.estimates))),
         digests=tuple(first if i in new else digest for i, digest in enumerate(digests)),
         metrics=(*state.metrics, *(0.0,) * (fleet.clusters - len(state.metrics))),

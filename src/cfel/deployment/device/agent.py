@@ -37,7 +37,13 @@ from cfel.deployment.host import DiskHealth, Host, write_until_done
 from cfel.deployment.measurement.energy_counters import EnergyCounter
 from cfel.deployment.measurement.meters import Mark, SelfMeasurement
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.payloads import make_upload, model_size, read_model
+from cfel.deployment.payloads import (
+    count_difference_bytes,
+    make_upload,
+    model_size,
+    read_difference,
+    read_model,
+)
 from cfel.deployment.protocol.calls import Answer, Calls, Request
 from cfel.deployment.protocol.device_requests import (
     MOST_WHAT_CHARACTERS,
@@ -45,6 +51,7 @@ from cfel.deployment.protocol.device_requests import (
     EstimatesRequest,
     ExperimentOver,
     ModelRequest,
+    ModelStep,
     Moved,
     NextModel,
     NextOrder,
@@ -139,6 +146,9 @@ class DeviceAgent:
         self._begun: tuple[int, FlatModel] | None = None
         # A model that is here before its order, with its digest.
         self._ahead: tuple[str, FlatModel] | None = None
+        # Where devices fetch differences: the last model, to which they are.
+        self._known: tuple[str, FlatModel] | None = None
+        self._difference_bytes = 0
         # Each device draws its own waits, so that a restarted edge server is not called by all of them at
         # once.
         self._draw = make_generator(world.setting.seed, "patience", number).random
@@ -258,7 +268,7 @@ class DeviceAgent:
                 continue
             try:
                 if isinstance(order, NextModel):
-                    self._ahead = await self._fetch_model(order.model_sha256)
+                    self._ahead = await self._fetch_model(order.model_sha256, order.steps)
                 else:
                     await self._carry_out(order)
             except NotAdmittedError:
@@ -351,7 +361,7 @@ class DeviceAgent:
         """The order with its model."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead[0] != issued.order.model:
-            ahead = await self._fetch_model(issued.order.model)
+            ahead = await self._fetch_model(issued.order.model, issued.steps)
         is_newest = issued.serial == self._newest
         if issued.kind == "estimate" or not is_newest:
             self._ahead = ahead  # the next order starts from the same model
@@ -359,9 +369,44 @@ class DeviceAgent:
             raise RejectedError("a newer order has come")
         return issued.order.with_model(ahead[1])
 
-    async def _fetch_model(self, sha256: str) -> tuple[str, FlatModel]:
+    async def _fetch_model(self, sha256: str, steps: Sequence[ModelStep]) -> tuple[str, FlatModel]:
         """The model that is named, and its digest; tries until the newest order needs another one."""
-        return sha256, await self._link.fetch_model(sha256, lambda: sha256 == self._newest_model)
+
+        def is_wanted() -> bool:
+            return sha256 == self._newest_model
+
+        model = await self._fetch_differences(sha256, steps, is_wanted)
+        if model is None:
+            model = await self._link.fetch_model(sha256, is_wanted)
+        if self._world.downloads is not None:
+            self._known = sha256, model
+        return sha256, model
+
+    async def _fetch_differences(
+        self, sha256: str, steps: Sequence[ModelStep], is_wanted: Callable[[], bool]
+    ) -> FlatModel | None:
+        """The model that differences from the last one lead to; None if the whole model has to be fetched."""
+        differences, known = self._world.downloads, self._known
+        if differences is None or known is None:
+            return None
+        if known[0] == sha256:
+            return known[1]
+        # The last place: a model that has not changed is issued twice under one name.
+        places = [place for place, each in enumerate(steps) if each.known == known[0]]
+        missing = steps[places[-1] :] if places else ()
+        compute, model = self._host.compute, known[1]
+        if not self._difference_bytes:
+            count = partial(count_difference_bytes, differences, model)
+            self._difference_bytes = await compute.run(count)
+        if not 0 < len(missing) * self._difference_bytes < model_size(model):
+            return None
+        for each in missing:
+            content = await self._link.fetch(each.difference, self._difference_bytes, is_wanted)
+            model = await compute.run(partial(read_difference, content, model))
+        if (await compute.run(model.sha256)).hex() != sha256:
+            _LOG.warning("differences lead to another model than the one named; fetches the whole")
+            return None
+        return model
 
     async def _publish_last(self, over: ExperimentOver) -> None:
         """Fetches and publishes the last model, unless its edge server leaves before."""
@@ -462,7 +507,7 @@ class EdgeLink:
     ) -> None:
         self._calls, self._edge, self._parameters = calls, edge, parameters
         self._start, self._backoff, self._now = start, backoff, asyncio.get_running_loop().time
-        self._download = Download("", model_size(start))
+        self._download = Download("", 0)
         self._down, self._up = PartSize(DEVICE_PART_SECONDS), PartSize(DEVICE_PART_SECONDS)
         self._broken_upload = ""
 
@@ -477,8 +522,12 @@ class EdgeLink:
         Raises:
             RejectedError: it is not wanted any more, or the edge server has another one.
         """
+        return read_model(await self.fetch(sha256, model_size(self._start), is_wanted), self._start)
+
+    async def fetch(self, sha256: str, size: int, is_wanted: Callable[[], bool]) -> bytearray:
+        """Fetches the bytes of a model, or of a difference; see `fetch_model`."""
         if self._download.sha256 != sha256:
-            self._download = Download(sha256, model_size(self._start))
+            self._download = Download(sha256, size)
         download, began, breaks = self._download, self._now(), 0
 
         async def ask(offset: int, most_bytes: int) -> Body:
@@ -499,10 +548,10 @@ class EdgeLink:
                 continue
             break
         # The model keeps these bytes, so the next download must not find them.
-        self._download = Download("", download.size)
+        self._download = Download("", 0)
         seconds = self._now() - began
         _LOG.info("model: %d bytes in %.1f s, %d breaks", download.size, seconds, breaks)
-        return read_model(content, self._start)
+        return content
 
     async def try_send(self, request: EstimatesRequest | UploadRequest | DivergedRequest) -> int | None:
         """Sends estimates, an upload, or why there is none.

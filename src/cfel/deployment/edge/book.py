@@ -7,6 +7,7 @@ All functions are pure. Arrays have one entry per device of the fleet, as everyw
 belong to other edge servers are empty.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
@@ -83,7 +84,8 @@ def adopt_entries(
         newest = max(known, key=lambda each: each.at, default=DeviceEntry())
         used = max((each.last_used_round for each in known if each.last_used_round), default=None)
         at = (stay.first_round, 0) if stay.came_from in found else newest.at
-        adopted[n] = replace(newest, at=at, last_used_round=used)
+        # It has a model of that one's, and none of this one's.
+        adopted[n] = replace(newest, at=at, last_used_round=used, missed=math.inf)
     return {**book, **adopted}
 
 
@@ -145,10 +147,20 @@ def _collect_control(world: World, book: Book, rounds_done: int) -> ControlState
     """The accounts of its devices; those of the federation are with the coordinator."""
     fleet = world.setting.fleet
     spent, losses, habits = np.zeros(fleet.devices), np.full(fleet.devices, np.nan), np.zeros(fleet.devices)
+    missed = np.full(fleet.devices, np.inf)
     for n, entry in book.items():
-        spent[n], losses[n], habits[n] = entry.spent_joules, entry.loss, entry.habit
+        spent[n], losses[n], habits[n], missed[n] = entry.spent_joules, entry.loss, entry.habit, entry.missed
     ledger = open_ledger(fleet.clusters)
-    return ControlState(rounds_done, {}, ledger, ledger, spent, losses, habits)
+    return ControlState(
+        rounds_done,
+        {},
+        ledger,
+        ledger,
+        spent,
+        losses,
+        habits,
+        missed if world.setting.downloads_differences else None,
+    )
 
 
 def list_estimates(book: Book, devices: int) -> list[Estimates | None]:
@@ -218,7 +230,7 @@ def note_round(
 ) -> Noted:
     """Counts an edge round; `took_part` earlier in the same global round."""
     setting, devices = world.setting, world.setting.fleet.devices
-    outcome = _count(world, number, done)
+    outcome = _count(world, number, done, view.control.missed)
     known = list_estimates(book, devices)
     habits = note_influence(setting, view.control, known, view.conditions.available).habits
     found = {each.device: each for each in done.results}
@@ -226,6 +238,8 @@ def note_round(
     for n in np.flatnonzero(setting.fleet.cluster == number).tolist():
         before, result = book.get(n, DeviceEntry()), found.get(n)
         entry = replace(before, at=done.at[:2], habit=0.0 if habits is None else float(habits[n]))
+        if outcome.missed is not None:
+            entry = replace(entry, missed=float(outcome.missed[n]))
         if result is None:
             gone = n in asked or before.is_absent
             fresh[n] = replace(entry, is_absent=gone and n not in done.connected)
@@ -260,7 +274,7 @@ def _find_losses(done: CarriedOut, absent: tuple[int, ...]) -> tuple[RoundLoss, 
     return (*now, *earlier)
 
 
-def _count(world: World, number: int, done: CarriedOut) -> EdgeRoundOutcome:
+def _count(world: World, number: int, done: CarriedOut, missed: FloatArray | None) -> EdgeRoundOutcome:
     """The costs of its devices."""
     fleet, measurements = world.setting.fleet, None
     arrived = {each.device for each in done.results}
@@ -274,6 +288,7 @@ def _count(world: World, number: int, done: CarriedOut) -> EdgeRoundOutcome:
         done.plan,
         tuple(DeviceWork(each.device, each.steps, each.wire_bits, each.loss) for each in done.results),
         measurements,
+        missed=() if missed is None else tuple(missed.tolist()),
     )
     return count_edge_round(world, done.at[0], finished)
 

@@ -17,7 +17,7 @@ from cfel.deployment.edge.checks import NO_LIMITS, UploadLimits, verify_upload
 from cfel.deployment.health import Applicants, ChangeSignal, DevicePresence, RoundWaits, list_nodes
 from cfel.deployment.host import Host
 from cfel.deployment.parameters import DeploymentParameters
-from cfel.deployment.payloads import EncodedModel, EncodedModels, most_upload_bytes
+from cfel.deployment.payloads import EncodedModel, EncodedModels, Step, most_upload_bytes
 from cfel.deployment.protocol.calls import Endpoint, serve
 from cfel.deployment.protocol.device_requests import (
     Confirmation,
@@ -27,6 +27,7 @@ from cfel.deployment.protocol.device_requests import (
     MeasurementReport,
     ModelAnswer,
     ModelRequest,
+    ModelStep,
     Moved,
     NextAnswer,
     NextModel,
@@ -39,7 +40,7 @@ from cfel.deployment.protocol.device_requests import (
     RoundOnly,
     UploadRequest,
 )
-from cfel.deployment.protocol.messages import decode
+from cfel.deployment.protocol.messages import Body, decode
 from cfel.deployment.protocol.transfer import UploadParts
 from cfel.deployment.security.identity import Identity
 from cfel.errors import RejectedError
@@ -52,6 +53,8 @@ POLL_SECONDS = 20.0
 _ADMISSION_SECONDS = 5.0
 FindHome = Callable[[int, NextRequest], Moved | Removed | NoOrder]
 """Says where a device of another edge server belongs; `NoOrder` if it is to wait."""
+FindSteps = Callable[[FlatModel], tuple[Step, ...]]
+"""The differences that lead to a model, where devices fetch differences."""
 # A device that disappears changes nothing that could wake a waiting round, so rounds look at this interval.
 _LOOK_SECONDS = 0.25
 _LOG = logging.getLogger(__name__)
@@ -193,6 +196,7 @@ class DeviceService:
         self._changed = ChangeSignal()
         self._verifying: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.find_home: FindHome = lambda _device, _request: NoOrder()
+        self.find_steps: FindSteps = lambda _model: ()
         self.applicants = Applicants(self._now)
 
     def change_devices(self, devices: tuple[int, ...]) -> None:
@@ -374,22 +378,31 @@ class DeviceService:
         serial = current.serial if order else self._announced
         if self._model is None or serial in ("", known) or self._is_quarantined(device):
             return None
+        found = self.find_steps(self._model.model)
+        steps = tuple(ModelStep(each.known, each.difference.digest.hex()) for each in found)
         if order is None:
-            return NextModel(serial, self._model.sha256)
+            return NextModel(serial, self._model.sha256, steps)
         named = order.with_model(self._model.sha256)
-        return NextOrder(serial, current.kind, named, current.last_used_rounds.get(device))
+        return NextOrder(serial, current.kind, named, current.last_used_rounds.get(device), steps)
 
     async def model(self, caller: Identity, request: ModelRequest) -> ModelAnswer:
-        """Returns a part of the model of the present order."""
+        """Returns a part of the model of the present order, or of a difference that leads to it."""
         self._waits.note_progress(self._check_own(caller))
-        if self._model is None or request.sha256 != self._model.sha256:
+        whole = self._find_body(request.sha256)
+        if whole is None:
             raise RejectedError("this model is not needed any more")
-        part = await self._models.part(self._model, request.offset, request.most_bytes)
+        part = await self._models.part(whole, request.offset, request.most_bytes)
         self._fetched_at = self._now()
-        if request.offset + len(part) >= len(self._model.body):
+        if request.offset + len(part) >= len(whole):
             self._without_last_model.discard(caller.number)
             await self._changed.notify()
         return ModelAnswer(part)
+
+    def _find_body(self, sha256: str) -> Body | None:
+        if self._model is None:
+            return None
+        steps = (each.difference for each in self.find_steps(self._model.model))
+        return next((each for each in (self._model.body, *steps) if each.digest.hex() == sha256), None)
 
     async def estimates(self, caller: Identity, request: EstimatesRequest) -> Confirmation:
         """Takes a device's σ² and G²."""

@@ -15,10 +15,9 @@ from typing import NamedTuple
 
 from cfel.deployment.coordinator.state import Position
 from cfel.deployment.edge.checks import check_model
-from cfel.deployment.edge.public_models import count_difference_bytes, read_difference
 from cfel.deployment.health import PeerFaults
 from cfel.deployment.host import Compute
-from cfel.deployment.payloads import model_size, read_model
+from cfel.deployment.payloads import count_difference_bytes, model_size, read_difference, read_model
 from cfel.deployment.protocol.calls import Calls, give_up_if
 from cfel.deployment.protocol.device_requests import Round
 from cfel.deployment.protocol.edge_requests import DeviceEntry, EntriesRequest, PeerModelRequest

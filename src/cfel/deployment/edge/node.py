@@ -116,7 +116,8 @@ class EdgeNode:
         if self._limits:
             _LOG.warning("%s", self._limits)
         now = asyncio.get_running_loop().time
-        self._health, self._faults, models = DiskHealth(now), PeerFaults(now), EncodedModels(host.compute)
+        self._health, self._faults = DiskHealth(now), PeerFaults(now)
+        models = EncodedModels(host.compute, most=2 if world.downloads is None else 3)
         fleet, start = world.setting.fleet, world.start
         interval_seconds = max(_LEAST_INTERVAL_SECONDS, 2 * deployment.election_seconds)
         others = [i for i in fleet.list_edges() if i != number]

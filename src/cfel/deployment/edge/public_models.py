@@ -13,44 +13,11 @@ from functools import partial
 from cfel.deployment.coordinator.state import Position
 from cfel.deployment.edge.storage import EdgeState
 from cfel.deployment.host import Compute
-from cfel.deployment.payloads import EncodedModel, model_views, read_vector
+from cfel.deployment.payloads import EncodedModel, pack_difference
 from cfel.deployment.protocol.messages import Body
-from cfel.errors import InputError, RejectedError
-from cfel.learning.differences import Differences, Published, add_difference
+from cfel.errors import RejectedError
+from cfel.learning.differences import Differences
 from cfel.learning.models.flat import FlatModel
-from cfel.learning.packing import pack_update, unpack_update
-
-
-def pack_difference(published: Published) -> bytes:
-    """Statistics and memory as they are, then the difference."""
-    _, *rest = model_views(published.model)
-    return b"".join((*rest, pack_update(published.update)))
-
-
-def read_difference(content: bytes | bytearray, known: FlatModel) -> FlatModel:
-    """The public model that a difference leads to.
-
-    Raises:
-        RejectedError: it is no difference of such a model.
-    """
-    view, rest, start = memoryview(content), [], 0
-    for part in (known.buffers, known.memory):
-        end = start + 4 * part.numel()
-        # A copy: a view would keep the whole content in memory.
-        rest.append(read_vector(bytearray(view[start:end])))
-        if rest[-1].numel() != part.numel():
-            raise RejectedError(f"a difference of {len(content)} bytes is too short")
-        start = end
-    try:
-        update = unpack_update(view[start:], known.parameters.numel())
-    except InputError as error:
-        raise RejectedError(str(error)) from error
-    return add_difference(known, update, FlatModel(known.parameters, *rest))
-
-
-def count_difference_bytes(differences: Differences, like: FlatModel) -> int:
-    """How many bytes a difference has, whatever is in it."""
-    return len(pack_difference(differences.publish(like, like, 0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

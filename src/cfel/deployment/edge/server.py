@@ -51,6 +51,7 @@ from cfel.deployment.edge.book import (
     view_round,
 )
 from cfel.deployment.edge.devices import DeviceAnswers, DeviceService
+from cfel.deployment.edge.issued_models import IssuedModels
 from cfel.deployment.edge.neighbours import NeighbourModels, merge_rounds
 from cfel.deployment.edge.public_models import PublicModel
 from cfel.deployment.edge.storage import EdgeDisk, EdgeLog, EdgeState
@@ -98,7 +99,7 @@ from cfel.deployment.publishing import PublishedModels, encode_published
 from cfel.deployment.security.identity import Identity
 from cfel.errors import DamagedError, InputError, RejectedError, UnreachableError
 from cfel.learning.device_messages import DeviceOrder, DeviceReport
-from cfel.learning.differences import find_key
+from cfel.learning.differences import find_issue_key, find_key
 from cfel.learning.edge import mean_model, update_edge_model, weighted_model
 from cfel.learning.evaluate import evaluate
 from cfel.learning.local.workspace import Workspace
@@ -177,6 +178,11 @@ class EdgeServer:
         if world.differences is not None:
             key = partial(find_key, world.setting.seed, edge_server=number)
             self._public = PublicModel(world.differences, key, world.start, host.compute)
+        self._issued: IssuedModels | None = None
+        if world.downloads is not None:
+            find = partial(find_issue_key, world.setting.seed, edge_server=number)
+            self._issued = IssuedModels(world.downloads, find, world.start, models, host.compute)
+            devices.find_steps = self._issued.find_steps
         self.loss = ""
         self.state = self._load(directory)
         self.log = EdgeLog(
@@ -357,14 +363,14 @@ class EdgeServer:
     def _take_model(self, at: Position, model: FlatModel) -> EdgeState:
         """Its state at a position, with another edge server's model."""
         used = merge_rounds(self.state.last_used_rounds, self._neighbours.last_used_rounds)
-        public = None if self._public is None else model
         return replace(
             self.state,
             position=at,
             model=model,
             previous_model=model,
             last_used_rounds=used,
-            public=public,
+            public=None if self._public is None else model,
+            issued=None if self._issued is None else model,
         )
 
     # Its own devices, where a fleet is planned by clusters
@@ -449,7 +455,7 @@ class EdgeServer:
         """Has its devices estimate σ² and G², and keeps what they found."""
         view = await self.host.compute.run(lambda: self._view_round(at))
         ones, available = np.ones(len(view.conditions.available)), view.conditions.available.tolist()
-        orders = self._make_orders(at, available, RoundPlan(ones, ones), 1.0)
+        orders = await self._make_orders(at, available, RoundPlan(ones, ones), 1.0)
         answers = await self._devices.collect_estimates(orders)
         found = [
             DeviceEstimates(n, estimates, answers.measured.get(n), answers.answer_seconds[n])
@@ -525,7 +531,8 @@ class EdgeServer:
                 return await self._estimate_own(command.position)
             # Orders need a ρ and a θ; an estimate uses neither.
             ones = np.ones(self.world.setting.fleet.devices)
-            orders = self._make_orders(command.position, command.available, RoundPlan(ones, ones), 1.0)
+            plan = RoundPlan(ones, ones)
+            orders = await self._make_orders(command.position, command.available, plan, 1.0)
             answers = await self._devices.collect_estimates(orders)
             found = tuple(
                 DeviceEstimates(n, estimates, answers.measured.get(n), answers.answer_seconds[n])
@@ -586,7 +593,7 @@ class EdgeServer:
             state, used = self.state, coordinator_state.used
             rate = self.world.training.local.find_rate(used)
             plan, available, view = await self._settle(at, coordinator_state)
-            orders = self._make_orders(at, available, plan, rate)
+            orders = await self._make_orders(at, available, plan, rate)
             # A device that has moved here was used by another edge server before.
             moved = coordinator_state.last_used_rounds
             moved = merge_rounds(moved, list_used_rounds(state.book))
@@ -610,6 +617,10 @@ class EdgeServer:
                 sums = msgspec.structs.replace(sums, counts=counts)
                 answer = PlanAnswer((), (), answers.seconds, (), sums)
             taken = [result.device for result in results if result.device not in late]
+            # Where nobody took part the issue is void, as where the edge round was missed altogether: a log
+            # does not tell the two apart.
+            if results:
+                state = replace(state, issued=await self._issue(state))
             await self._advance(_after_edge_round(state, at, coordinator_state, model, answer, taken))
             return answer
 
@@ -639,13 +650,18 @@ class EdgeServer:
 
         return await self.host.compute.run(add_up)
 
-    def _make_orders(
+    async def _issue(self, state: EdgeState) -> FlatModel | None:
+        """The model that devices train from next, where they fetch differences."""
+        return None if self._issued is None else await self._issued.issue(state)
+
+    async def _make_orders(
         self, at: Position, available: Sequence[bool], plan: RoundPlan, rate: float
     ) -> dict[int, DeviceOrder]:
         """Orders for the available devices of this edge server."""
+        model = await self._issue(self.state) or self.state.model
         speed = np.ones(len(plan.rho)) if plan.speed is None else plan.speed
         asked = list(zip(plan.rho.tolist(), plan.theta.tolist(), speed.tolist(), strict=True))
-        setting, model, steps = self.world.setting, self.state.model, plan.local_steps
+        setting, steps = self.world.setting, plan.local_steps
         try:
             orders = {}
             for n in (n for n in self._devices.devices if available[n]):
@@ -764,7 +780,7 @@ class EdgeServer:
         encoded = await self._encode(request)
         if request.sha256 not in (None, encoded.sha256):
             raise RejectedError(f"is at {state.position}, and has another model by now")
-        part = await self._models.part(encoded, request.offset, request.most_bytes)
+        part = await self._models.part(encoded.body, request.offset, request.most_bytes)
         # Who takes the model may be the only one who knows what is in it.
         used = {} if request.offset else dict(state.last_used_rounds)
         return PeerModelAnswer(state.position, encoded.sha256, part, used)
@@ -858,7 +874,7 @@ class EdgeServer:
     async def _announce(self, state: EdgeState) -> None:
         at = state.position
         if at[0] < self.world.setting.rounds.global_rounds and not gossip_is_next(self.world, at):
-            await self._devices.announce(state.model)
+            await self._devices.announce(await self._issue(state) or state.model)
 
     async def _write(self, what: str, function: Callable[[], None]) -> None:
         await write_until_done(self.host.compute, self._health, what, function)

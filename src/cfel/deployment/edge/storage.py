@@ -59,6 +59,8 @@ class EdgeState:
     # Where edge servers send differences: what its neighbours know of its model; None before the first step.
     public: FlatModel | None = None
     earlier_mixes: tuple[MixAnswer, ...] = ()  # its answers about the steps of that global round before it
+    # Where devices fetch differences: what they trained from last; None before the first edge round.
+    issued: FlatModel | None = None
 
     @property
     def mixes(self) -> tuple[MixAnswer, ...]:
@@ -87,6 +89,7 @@ class _Stored(msgspec.Struct, frozen=True):
     own_rounds: dict[Position, OwnRound] = {}
     public: Digest | None = None
     earlier_mixes: tuple[MixAnswer, ...] = ()
+    issued: Digest | None = None
 
 
 class EdgeDisk:
@@ -123,8 +126,8 @@ class EdgeDisk:
             stored = decode(found[1], _Stored)
         except RejectedError as error:
             raise state_file.explain_other_version(self._path, error) from error
-        named = stored.models if stored.public is None else (*stored.models, stored.public)
-        self._kept = {name: self._read(name) for name in named}
+        named = (*stored.models, stored.public, stored.issued)
+        self._kept = {name: self._read(name) for name in named if name is not None}
         model, previous = (self._kept[name] for name in stored.models)
         return EdgeState(
             stored.position,
@@ -138,6 +141,7 @@ class EdgeDisk:
             stored.own_rounds,
             None if stored.public is None else self._kept[stored.public],
             stored.earlier_mixes,
+            None if stored.issued is None else self._kept[stored.issued],
         )
 
     def begin_anew(self) -> EdgeState:
@@ -154,11 +158,12 @@ class EdgeDisk:
             StorageError: the file cannot be written; what was saved before is still there.
         """
         names = (self._keep(state.model), self._keep(state.previous_model))
-        public = None if state.public is None else self._keep(state.public)
-        kept = {*names, public}
+        known = [None if each is None else self._keep(each) for each in (state.public, state.issued)]
+        kept = {*names, *known}
         reports, used_rounds = dict(state.reports), dict(state.last_used_rounds)
         newest = state.coordinator_state
-        rest = dict(state.book), dict(state.own_rounds), public, state.earlier_mixes
+        public, issued = known
+        rest = dict(state.book), dict(state.own_rounds), public, state.earlier_mixes, issued
         stored = _Stored(state.position, names, reports, used_rounds, state.gossip, newest, *rest)
         state_file.save(self._disk, self._path, {}, encode(stored))
         self._kept = {name: model for name, model in self._kept.items() if name in kept}

@@ -42,11 +42,19 @@ class ExperimentOver(msgspec.Struct, frozen=True, tag="over"):
     model_sha256: Digest | None = None  # None if the edge server has no model to publish
 
 
+class ModelStep(msgspec.Struct, frozen=True):
+    """A difference from one model to the next that devices train from."""
+
+    known: Digest  # names the one before
+    difference: Digest  # names the difference, which can be fetched like a model
+
+
 class NextModel(msgspec.Struct, frozen=True, tag="model"):
     """Names the model of the order to come, so that the device can fetch it ahead."""
 
     serial: str  # of this notice
     model_sha256: Digest  # names the model
+    steps: tuple[ModelStep, ...] = ()  # that lead to it, where devices fetch differences
 
 
 class NextOrder(msgspec.Struct, frozen=True, tag="order"):
@@ -56,6 +64,7 @@ class NextOrder(msgspec.Struct, frozen=True, tag="order"):
     kind: OrderKind  # estimates or an update
     order: Order[Digest]  # what is asked
     last_used_round: Round | None  # round of the device's last upload that went into a model, or None
+    steps: tuple[ModelStep, ...] = ()  # that lead to its model, where devices fetch differences
 
 
 class Moved(msgspec.Struct, frozen=True, tag="moved"):
@@ -89,12 +98,12 @@ class ModelAnswer(msgspec.Struct, frozen=True):
 
 
 class ModelRequest(Request[ModelAnswer], frozen=True):
-    """Fetches a part of the model that `sha256` names."""
+    """Fetches a part of the model, or of the difference, that `sha256` names."""
 
     method: ClassVar[str] = "model"
     callers = ("device",)
     is_transfer = True
-    sha256: Digest  # of the whole model
+    sha256: Digest  # of the whole
     offset: Count = 0  # how many of its bytes the device has
     most_bytes: Positive = MOST_WHOLE  # how many more it wants now
 

@@ -3,6 +3,7 @@
 `METHODS` has all remote methods; docs/protocol.md has a table of them, which a test compares.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic
 
@@ -122,6 +123,7 @@ class DeviceEntry:
         report: its newest measurements, where conditions are measured.
         account: its joules, as it reported them.
         last_used_round: of its last upload that went into a model of another edge server.
+        missed: how many differences it lacks to the next model, as in `rounds.kernel.ControlState`.
     """
 
     at: Round = (0, 0)
@@ -133,6 +135,7 @@ class DeviceEntry:
     report: MeasurementReport | None = None
     account: JouleAccount = field(default_factory=JouleAccount)
     last_used_round: Round | None = None
+    missed: float = math.inf
 
 
 class EntriesAnswer(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -34,6 +34,9 @@ from cfel.errors import InputError, unknown_name
 from cfel.extras import MissingExtraError, install_command
 from cfel.learning.data.dataset import DataSet, choose_test_tenth, make_class_targets
 from cfel.learning.data.images import cache_directory, decode_images, load_cached_array
+
+Split: TypeAlias = Any
+"""A `datasets.Dataset`: the package is imported only when it is needed."""
 
 PREFIX = "hf:"
 INPUTS = ("image", "audio", "text")
@@ -165,7 +168,7 @@ def load_from_hub(name: str, path: Path | None = None) -> DataSet:
     return _build_data_set(wanted, _select(train, ~test), _select(train, test))
 
 
-def load_splits(wanted: HubName, path: Path | None) -> dict[str, Any]:
+def load_splits(wanted: HubName, path: Path | None) -> dict[str, Split]:
     """Loads the splits, by name, from the folder if one is given, else from the hub."""
     datasets = _import_datasets(wanted)
     config = wanted.options.get("config")
@@ -204,7 +207,7 @@ def _import_datasets(wanted: HubName) -> Any:  # noqa: ANN401 — a module that 
         ) from error
 
 
-def _choose_splits(wanted: HubName, splits: dict[str, Any]) -> tuple[str, str | None]:
+def _choose_splits(wanted: HubName, splits: dict[str, Split]) -> tuple[str, str | None]:
     train = wanted.options.get("train", "train" if "train" in splits else next(iter(splits)))
     # Data sets on the hub name their splits differently.
     likely = next((name for name in ("test", "validation", "valid") if name in splits), None)
@@ -215,7 +218,7 @@ def _choose_splits(wanted: HubName, splits: dict[str, Any]) -> tuple[str, str | 
     return train, None if test == train else test
 
 
-def read_part(wanted: HubName, split: Any, code: TextCode | None = None) -> Part:  # noqa: ANN401 — a `datasets.Dataset`
+def read_part(wanted: HubName, split: Split, code: TextCode | None = None) -> Part:
     """Reads one split into arrays; decoded images and sounds are cached. Text needs its code."""
     kind, column = _find_input(wanted, split)
     writers = _read_writers(wanted, split)
@@ -235,7 +238,7 @@ def read_part(wanted: HubName, split: Any, code: TextCode | None = None) -> Part
     return Part(inputs, labels.astype(np.int64), known or int(labels.max()) + 1, writers)
 
 
-def _find_input(wanted: HubName, split: Any) -> tuple[str, str]:  # noqa: ANN401
+def _find_input(wanted: HubName, split: Split) -> tuple[str, str]:
     """What the inputs are ("image", which includes rows of numbers, "audio" or "text"), and their column."""
     types = {name: type(feature).__name__ for name, feature in split.features.items()}
     for kind in INPUTS:
@@ -246,7 +249,7 @@ def _find_input(wanted: HubName, split: Any) -> tuple[str, str]:  # noqa: ANN401
     return kind, _find_column(wanted, split, kind, kind.capitalize())
 
 
-def _make_code(wanted: HubName, split: Any) -> TextCode | None:  # noqa: ANN401
+def _make_code(wanted: HubName, split: Split) -> TextCode | None:
     """How text becomes numbers, the same for both splits; None where the inputs are something else."""
     kind, column = _find_input(wanted, split)
     if kind != "text":
@@ -270,7 +273,7 @@ def _read_length(wanted: HubName, unit: str) -> float:
     return length
 
 
-def _read_texts(wanted: HubName, split: Any, column: str) -> list[str]:  # noqa: ANN401
+def _read_texts(wanted: HubName, split: Split, column: str) -> list[str]:
     texts = list(split[column])
     odd = next((row for row, text in enumerate(texts) if not isinstance(text, str)), None)
     if odd is not None:
@@ -278,7 +281,7 @@ def _read_texts(wanted: HubName, split: Any, column: str) -> list[str]:  # noqa:
     return texts
 
 
-def _read_writers(wanted: HubName, split: Any) -> NDArray[np.str_] | None:  # noqa: ANN401
+def _read_writers(wanted: HubName, split: Split) -> NDArray[np.str_] | None:
     writer = wanted.options.get("writer") or next((w for w in WRITERS if w in split.features), None)
     if writer is None:
         return None
@@ -287,11 +290,7 @@ def _read_writers(wanted: HubName, split: Any) -> NDArray[np.str_] | None:  # no
 
 
 def _read_next(
-    wanted: HubName,
-    split: Any,  # noqa: ANN401
-    column: str,
-    code: TextCode,
-    writers: NDArray[np.str_] | None,
+    wanted: HubName, split: Split, column: str, code: TextCode, writers: NDArray[np.str_] | None
 ) -> Part:
     """What comes next: in a column of its own, or anywhere in the texts."""
     texts = _read_texts(wanted, split, column)
@@ -308,7 +307,7 @@ def _read_next(
     return Part(code.fit(texts), np.concatenate(first).astype(np.int64), code.codes, writers)
 
 
-def _read_sounds(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # noqa: ANN401
+def _read_sounds(wanted: HubName, split: Split, column: str) -> NDArray[Any]:
     """Spectrograms, as images with one channel."""
     seconds = _read_length(wanted, "audio")
     plain = split.cast_column(column, type(split.features[column])(decode=False))
@@ -322,7 +321,7 @@ def _read_sounds(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # n
     return load_cached_array(file, decode)
 
 
-def _find_column(wanted: HubName, split: Any, key: str, kind: str) -> str:  # noqa: ANN401
+def _find_column(wanted: HubName, split: Split, key: str, kind: str) -> str:
     """The column that the name gives, or the only one of its type."""
     given = wanted.options.get(key)
     if given is not None:
@@ -337,12 +336,12 @@ def _find_column(wanted: HubName, split: Any, key: str, kind: str) -> str:  # no
     )
 
 
-def _check_column(wanted: HubName, split: Any, name: str) -> None:  # noqa: ANN401
+def _check_column(wanted: HubName, split: Split, name: str) -> None:
     if name not in split.features:
         raise wanted.error(unknown_name("column", name, split.features))
 
 
-def _read_inputs(wanted: HubName, split: Any, column: str) -> NDArray[Any]:  # noqa: ANN401
+def _read_inputs(wanted: HubName, split: Split, column: str) -> NDArray[Any]:
     if type(split.features[column]).__name__ != "Image":
         rows = np.asarray(split.with_format("numpy")[column][:])
         if rows.dtype == object or rows.ndim < 2 or not np.issubdtype(rows.dtype, np.number):

@@ -701,7 +701,6 @@ class EdgeServer:
             if missing := sorted(weights.keys() - models.keys()):
                 raise RejectedError(f"models of edge servers {missing} are missing")
             mixed, answer = await self.host.compute.run(lambda: self._average(models, weights, command))
-            earlier = (*state.earlier_mixes, *filter(None, [state.gossip]))
             after = replace(
                 state,
                 position=after_gossip_step(self.world, at),
@@ -712,7 +711,7 @@ class EdgeServer:
                 coordinator_state=command.state,
                 public=None if self._public is None else own,
                 # A successor may ask again for any gossip step since the last record.
-                earlier_mixes=tuple(each for each in earlier if each.position[0] == at[0]),
+                earlier_mixes=tuple(each for each in state.mixes if each.position[0] == at[0]),
             )
             await self._advance(after)
             # Models of a step are large; none of them is needed again.

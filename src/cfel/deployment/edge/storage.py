@@ -58,13 +58,16 @@ class EdgeState:
     own_rounds: Mapping[Position, OwnRound] = field(default_factory=dict)
     # Where edge servers send differences: what its neighbours know of its model; None before the first step.
     public: FlatModel | None = None
-    # Its answers about the gossip steps of the same global round before the last one.
-    earlier_mixes: tuple[MixAnswer, ...] = ()
+    earlier_mixes: tuple[MixAnswer, ...] = ()  # its answers about the steps of that global round before it
+
+    @property
+    def mixes(self) -> tuple[MixAnswer, ...]:
+        """Its answers about gossip steps of the last global round in which it mixed."""
+        return (*self.earlier_mixes, *filter(None, [self.gossip]))
 
     def find_mix(self, at: Position) -> MixAnswer | None:
-        """Its answer about a gossip step of the last global round in which it mixed."""
-        known = (*self.earlier_mixes, *filter(None, [self.gossip]))
-        return next((each for each in known if each.position == at), None)
+        """Its answer about one of these steps."""
+        return next((each for each in self.mixes if each.position == at), None)
 
     def has_mixed(self, at: Position) -> bool:
         """Whether the last gossip step was this one."""
@@ -155,18 +158,8 @@ class EdgeDisk:
         kept = {*names, public}
         reports, used_rounds = dict(state.reports), dict(state.last_used_rounds)
         newest = state.coordinator_state
-        own = dict(state.book), dict(state.own_rounds)
-        stored = _Stored(
-            state.position,
-            names,
-            reports,
-            used_rounds,
-            state.gossip,
-            newest,
-            *own,
-            public,
-            state.earlier_mixes,
-        )
+        rest = dict(state.book), dict(state.own_rounds), public, state.earlier_mixes
+        stored = _Stored(state.position, names, reports, used_rounds, state.gossip, newest, *rest)
         state_file.save(self._disk, self._path, {}, encode(stored))
         self._kept = {name: model for name, model in self._kept.items() if name in kept}
         # Also those that were written just before a crash.

@@ -36,9 +36,9 @@ _TEXTS = {
     "save": r"state_file\.py:|durable\.py:|host\.py:(replace|append)|storage\.py:|device/memory\.py:",
     "publish": r"publishing\.py:|models/files\.py:",
     "estimate": r"local/estimates\.py:",
-    "compress": r"top_k\.py:|compressors\.py:",
+    "compress": r"top_k\.py:|compressors\.py:(?!add_to)",
     "aggregate": r"edge\.py:(update_edge_model|edge_aggregate|add_updates|weighted_model)|flat\.py:is_finite",
-    "train": r"learning/(device|local/|models/|task|data/|evaluate)",
+    "train, evaluate": r"learning/(device|local/|models/|task|data/|evaluate)",
     "coordinate": r"/(coordinator|control|rounds|election|system|measurement)/|cost\.py:|runlog/",
     "messages": r"deployment/protocol/|deployment/security/",
 }

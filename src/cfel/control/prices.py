@@ -109,11 +109,6 @@ def _list_strides(size: float) -> Iterator[int]:
         yield stride
 
 
-def bound_objective(fleet: Fleet, energy_cap: float) -> float:
-    """A lower bound on the objective of every plan within the cap."""
-    return search_price(fleet, energy_cap).lower_bound
-
-
 def _ask_ends(place: Place, prices: FloatArray) -> Exchange[list[End]]:
     answer: CurveAnswer
     (answer,) = yield from ask(CurveQuestion(place, Grid.of_prices(prices)))

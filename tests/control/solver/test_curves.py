@@ -204,10 +204,10 @@ def test_a_fleet_of_three_kinds_of_devices_is_priced_in_a_few_exchanges() -> Non
         cluster=np.arange(20_000) % 50,
         time_cap=np.full(50, 0.7 * seconds.max()),
         energy_cap=0.7 * float(joules[kind].sum()),
-        rho_min=0.1,
-        rho_max=1.0,
-        theta_min=0.01,
-        theta_max=1.0,
+        rho_min=np.full(20_000, 0.1),
+        rho_max=np.ones(20_000),
+        theta_min=np.full(20_000, 0.01),
+        theta_max=np.ones(20_000),
     )
     fleet, asked = continuous(large), []
     answers = FleetAnswers(fleet)

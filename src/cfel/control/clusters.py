@@ -17,7 +17,17 @@ import numpy as np
 
 from cfel.arrays import BoolArray, FloatArray, IndexArray
 from cfel.control import curves
-from cfel.control.curves import Bracket, Fleet, Response, add_by_cluster, divide, settle, share_energy, undo
+from cfel.control.curves import (
+    Bracket,
+    Fleet,
+    Response,
+    add_by_cluster,
+    divide,
+    rank_in_cluster,
+    settle,
+    share_energy,
+    undo,
+)
 from cfel.control.exchange import (
     Answer,
     CurveAnswer,
@@ -27,7 +37,6 @@ from cfel.control.exchange import (
     Place,
     Question,
     ask,
-    rank_in_cluster,
 )
 from cfel.control.list_solver import (
     MOST_KEPT,
@@ -52,6 +61,7 @@ from cfel.control.problem import (
 )
 from cfel.control.scheme import Observation, RoundPlan, complete_plan
 from cfel.control.segments import PricedFleet
+from cfel.control.solve import keep_own_limits, share_to_keep, shrink
 from cfel.cost import device_joules, device_seconds
 
 MOST_TOGETHER = 512
@@ -326,8 +336,7 @@ class _Part:
         if settlement.over == settlement.under:
             return fleet, over
         under = self.answers.respond(place, settlement.under)
-        decision = curves.Decision(settlement.over, settlement.under, settlement.joules)
-        plan = settle(fleet, decision, over, under)
+        plan = settle(fleet, settlement.joules, over, under)
         for unit, units in settlement.divided:
             offer = _Offer.make(fleet, plan, self._find_some(fleet, settlement), unit)
             plan.put(offer.devices, offer.take(units))
@@ -384,39 +393,13 @@ def _without_total(limits: Limits) -> Limits:
 def _keep_to_limits(
     problem: RoundProblem, limits: Limits, rho: FloatArray, theta: FloatArray, share: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Takes back what rounding put over a limit: moves devices, and clusters, towards the lower bounds.
-
-    `share` are joules per cluster.
-    """
-    low = problem.rho_min, problem.theta_min
-    rho, theta = np.clip(rho, low[0], problem.rho_max), np.clip(theta, low[1], problem.theta_max)
-    least_joules = problem.joules(*low)
-    kept = _share_to_keep(problem.seconds(rho, theta), problem.seconds(*low), limits.seconds)
-    if limits.battery is not None:
-        kept = np.minimum(kept, _share_to_keep(problem.joules(rho, theta), least_joules, limits.battery))
-    rho, theta = _move(rho, theta, low, kept)
+    """Takes back what rounding put over a limit of a device, or over the joules of a cluster, `share`."""
+    rho, theta = keep_own_limits(problem, limits, rho, theta)
     used, least = (
-        _add(values, problem.cluster, problem.clusters)
-        for values in (problem.joules(rho, theta), least_joules)
+        _add(problem.joules(*plan), problem.cluster, problem.clusters)
+        for plan in ((rho, theta), (problem.rho_min, problem.theta_min))
     )
-    rho, theta = _move(rho, theta, low, _share_to_keep(used, least, share)[problem.cluster])
-    return np.clip(rho, low[0], problem.rho_max), np.clip(theta, low[1], problem.theta_max)
-
-
-def _share_to_keep(used: FloatArray, least: FloatArray, allowed: FloatArray) -> FloatArray:
-    """How much of what exceeds the least use may stay, 0 … 1."""
-    over = (used > allowed * (1 + 1e-10)) & (used > least)
-    room = np.divide(allowed - least, used - least, out=np.ones_like(used), where=over)
-    return np.clip(room, 0.0, 1.0)
-
-
-def _move(
-    rho: FloatArray, theta: FloatArray, low: tuple[FloatArray, FloatArray], kept: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Moves those devices that may not keep all."""
-    moved = (least + kept * (value - least) for value, least in zip((rho, theta), low, strict=True))
-    new_rho, new_theta = (np.where(kept < 1, new, old) for new, old in zip(moved, (rho, theta), strict=True))
-    return new_rho, new_theta
+    return shrink(problem, rho, theta, share_to_keep(used, least, share)[problem.cluster])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -805,7 +788,7 @@ def _meet_cap(devices: FloatArray, energy_cap: float, makespan: float) -> Exchan
     over, under = bracket.over.point.price, bracket.under.point.price
     if bracket.over is bracket.under:
         return _Chosen(Settlement(makespan, over, over, bracket.over.joules), bracket.lower_bound)
-    shares = share_energy(bracket, energy_cap).joules
+    shares = share_energy(bracket, energy_cap)
     return _Chosen(Settlement(makespan, over, under, shares), bracket.lower_bound)
 
 

@@ -113,20 +113,6 @@ class Response:
             values[place] = new
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Decision:
-    """What clusters get back: two neighbouring prices, and the joules that each cluster may use.
-
-    Attributes:
-        over, under: all clusters together use more than the cap at the first, and no more at the second.
-        joules: per cluster.
-    """
-
-    over: float
-    under: float
-    joules: FloatArray
-
-
 class Fleet(Protocol):
     """The devices of some clusters, which respond to prices of energy."""
 
@@ -261,8 +247,8 @@ class Bracket:
 # gets the rest: within a cluster, devices jump by the same rule, and others move along their segments.
 
 
-def share_energy(bracket: Bracket, energy_cap: float) -> Decision:
-    """Divides the energy cap among the clusters."""
+def share_energy(bracket: Bracket, energy_cap: float) -> FloatArray:
+    """Divides the energy cap among the clusters: joules of each."""
     over, under = bracket.over, bracket.under
     extra, saved = over.joules - under.joules, under.objective - over.objective
     left = energy_cap - under.point.joules
@@ -272,7 +258,7 @@ def share_energy(bracket: Bracket, energy_cap: float) -> Decision:
     share[ranked[paid]] = over.joules[ranked[paid]]
     if not paid.all() and left > 0:
         share[ranked[np.argmin(paid)]] += left - float(extra[ranked[paid]].sum())
-    return Decision(over.point.price, under.point.price, share)
+    return share
 
 
 def rank_by_worth(saved: FloatArray, extra: FloatArray) -> IndexArray:
@@ -294,10 +280,13 @@ def _sort_stably(values: FloatArray) -> IndexArray:
     return np.asarray(np.sort(number * size + order) % size)
 
 
-def settle(fleet: Fleet, decision: Decision, over: Response, under: Response) -> Response:
-    """Plans the devices of every cluster within its share, between the responses to the two prices."""
+def settle(fleet: Fleet, share: FloatArray, over: Response, under: Response) -> Response:
+    """Plans the devices of every cluster within its share, between the responses to two prices.
+
+    All clusters together use more than the cap at the first, and no more at the second.
+    """
     upper, lower = add_by_cluster((over.joules, under.joules), fleet)
-    takes_all = (decision.joules >= upper) & (upper > lower)
+    takes_all = (share >= upper) & (upper > lower)
     plan = Response(*(np.empty_like(values) for values in over))
 
     def work(block: slice) -> None:
@@ -306,9 +295,9 @@ def settle(fleet: Fleet, decision: Decision, over: Response, under: Response) ->
             place[block] = np.where(first, *(end[block] for end in ends))
 
     run_blocks(work, fleet.size)
-    for cluster in np.flatnonzero((decision.joules > lower) & (decision.joules < upper)):
+    for cluster in np.flatnonzero((share > lower) & (share < upper)):
         devices = np.flatnonzero(fleet.cluster == cluster)
-        left = float(decision.joules[cluster] - lower[cluster])
+        left = float(share[cluster] - lower[cluster])
         mixed = fleet.take(devices).place(*_mix(over.pick(devices), under.pick(devices), left))
         plan.put(devices, mixed)
     return plan
@@ -503,8 +492,14 @@ def count_units(devices: int) -> int:
 
 def _seat_by_cluster(fleet: Fleet) -> tuple[tuple[IndexArray, IndexArray], tuple[int, int]]:
     """A row per cluster that has devices, and a seat per device; and how many rows and seats there are."""
-    order = np.argsort(fleet.cluster, kind="stable")
     _, row, count = np.unique(fleet.cluster, return_inverse=True, return_counts=True)
-    seat = np.empty(fleet.size, dtype=np.intp)
-    seat[order] = np.arange(fleet.size) - np.repeat(np.cumsum(count) - count, count)
-    return (row, seat), (len(count), int(count.max()))
+    return (row, rank_in_cluster(fleet.cluster)), (len(count), int(count.max()))
+
+
+def rank_in_cluster(cluster: IndexArray) -> IndexArray:
+    """The place of every device among those of its cluster."""
+    order = np.argsort(cluster, kind="stable")
+    count = np.bincount(cluster) if cluster.size else np.zeros(0, dtype=np.intp)
+    rank = np.empty(len(cluster), dtype=np.intp)
+    rank[order] = np.arange(len(cluster)) - np.repeat(np.cumsum(count) - count, count)
+    return rank

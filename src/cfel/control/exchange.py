@@ -196,15 +196,6 @@ class FleetAnswers:
         return self._whole.at(np.array([place.makespan])).prepare()
 
 
-def rank_in_cluster(cluster: IndexArray) -> IndexArray:
-    """The place of every device among those of its cluster."""
-    order = np.argsort(cluster, kind="stable")
-    count = np.bincount(cluster) if cluster.size else np.zeros(0, dtype=np.intp)
-    rank = np.empty(len(cluster), dtype=np.intp)
-    rank[order] = np.arange(len(cluster)) - np.repeat(np.cumsum(count) - count, count)
-    return rank
-
-
 def count_thinned(devices: FloatArray, stride: int) -> FloatArray:
     """How many devices of every cluster a thinned out place has, of so many."""
     return np.maximum(np.ceil((devices - _find_first(len(devices), stride)) / stride), 0.0)

@@ -206,7 +206,7 @@ class ListFleet:
         """Some of the devices."""
         rows = None if self.rows is None else self.rows[devices]
         some = {name: getattr(self, name)[devices] for name in _PER_DEVICE}
-        return replace(self, rows=rows, **some).keep_rows()
+        return replace(self, rows=rows, **some).prepare()
 
     def at(self, makespan: FloatArray) -> "ListFleet":
         """One copy per makespan, in which devices have at most as many seconds."""
@@ -217,10 +217,6 @@ class ListFleet:
         copies["seconds"] = np.minimum(self.seconds, makespan[:, None]).ravel()
         copies["cluster"] = (self.cluster + self.clusters * np.arange(spans)[:, None]).ravel()
         return replace(self, rows=None, clusters=self.clusters * spans, **copies)
-
-    def prepare(self) -> "ListFleet":
-        """The same fleet, with the energies of all pairs kept if they take little memory."""
-        return self.keep_rows()
 
     def find_ready(self, response: Response, shape: tuple[int, int]) -> FloatArray:
         """Seconds that the slowest device of each cluster needs: makespans × prices × clusters."""
@@ -234,7 +230,7 @@ class ListFleet:
             ready[:, :, present] = np.maximum.reduceat(needed, start, axis=2).transpose(1, 0, 2)
         return ready
 
-    def keep_rows(self) -> "ListFleet":
+    def prepare(self) -> "ListFleet":
         """The same fleet, with the energies of all pairs kept if they take little memory."""
         few = self.rows is None and self.size * len(self.table.steps) <= MOST_KEPT
         return replace(self, rows=self._rows(slice(None))) if few else self
@@ -418,7 +414,7 @@ def _solve(problem: RoundProblem, table: PairTable, weighing: Weighing | None) -
         response = respond_at(fleet, np.inf)
         plan = _Plan(response, float(response.cost.sum()), np.inf)
     elif weighing is None:
-        fleet = fleet.keep_rows()
+        fleet = fleet.prepare()
         plan = _meet_cap(fleet, limits.joules)
     else:
         fleet, plan = _find_best(fleet, limits.joules, weighing)
@@ -602,7 +598,7 @@ def _find_spans(fleet: ListFleet) -> Spans:
 
 def _plan_at(fleet: ListFleet, energy_cap: float, weighing: Weighing, point: Point) -> _Tried:
     """The best plan at a makespan: at the price that the score sets, or within the cap if it binds."""
-    fleet = fleet.at(np.array([point.makespan])).keep_rows()
+    fleet = fleet.at(np.array([point.makespan])).prepare()
     price = point.price
     for _ in range(1 if fleet.rows is None else PRICE_STEPS):
         response = respond_at(fleet, price)

@@ -50,7 +50,7 @@ MARGIN, ELASTICITY = 4.0, (0.1, 2.0)
 STRAIGHT = 0.1
 # More devices than this are asked at two prices at a time, so far around the expected one, of those between
 # which it lies.
-MANY, AIM, AIMED = 32_768, 0.005, 2
+MANY, AIM, AIMED = 4_096, 0.005, 2
 ANY_PRICES = np.array([0.0, np.inf])
 # Prices of the first exchange, relative to the chord between the cheapest plan and the best one.
 FIRST_PRICES = 10.0 ** np.array([-4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4])
@@ -107,11 +107,6 @@ def _list_strides(size: float) -> Iterator[int]:
         stride = int(size // max(SAMPLE, size // ONE_IN))
         yield from (stride * more for more in _list_strides(size / stride))
         yield stride
-
-
-def bound_objective(fleet: Fleet, energy_cap: float) -> float:
-    """A lower bound on the objective of every plan within the cap."""
-    return search_price(fleet, energy_cap).lower_bound
 
 
 def _ask_ends(place: Place, prices: FloatArray) -> Exchange[list[End]]:

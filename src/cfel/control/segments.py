@@ -359,20 +359,21 @@ class PricedFleet:
         scale = problem.sigma2 + problem.g2
         gradient = problem.g2 / scale if scale > 0 else 0.0
         fleet = cls(terms, problem.noise_weight, gradient, problem.cluster, problem.clusters)
-        return fleet.keep_segments()
+        return fleet.prepare()
 
     @property
     def size(self) -> int:
         """Number of devices, N."""
         return len(self.terms.seconds)
 
-    def keep_segments(self) -> "PricedFleet":
+    def prepare(self) -> "PricedFleet":
         """The same fleet, with the segments of all devices kept if they are few."""
-        return replace(self, kept=self._segments(slice(None))) if self.size <= MOST_KEPT else self
+        few = self.kept is None and self.size <= MOST_KEPT
+        return replace(self, kept=self._segments(slice(None))) if few else self
 
     def change(self, terms: DeviceTerms) -> "PricedFleet":
         """The same devices under other limits or bounds."""
-        return replace(self, terms=terms, kept=None).keep_segments()
+        return replace(self, terms=terms, kept=None).prepare()
 
     def at(self, makespan: FloatArray) -> "PricedFleet":
         """One copy per makespan, in which devices have at most as many seconds."""
@@ -431,10 +432,6 @@ class PricedFleet:
             values.reshape(joules.shape) for values in (found.choice, found.rho, found.joules, found.cost)
         )
         return Response(choice, rho, spent, np.where(fits, cost, np.inf))
-
-    def prepare(self) -> "PricedFleet":
-        """The same fleet: segments are kept already where that pays off."""
-        return self
 
     def find_ready(self, response: Response, shape: tuple[int, int]) -> FloatArray:
         """Nothing: all devices take as long as they may."""

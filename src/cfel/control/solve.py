@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from cfel.arrays import FloatArray, IndexArray
 from cfel.control.curves import measure_gap, respond_at
-from cfel.control.prices import bound_objective, meet_cap, search_price
+from cfel.control.prices import meet_cap, search_price
 from cfel.control.problem import (
     Limits,
     Proposal,
@@ -223,15 +223,24 @@ def project_feasible(
     theta = np.clip(theta, problem.theta_min, problem.theta_max)
     if _fits(problem, limits, rho, theta):
         return rho, theta
-    least = problem.joules(problem.rho_min, problem.theta_min)
-    least_seconds = problem.seconds(problem.rho_min, problem.theta_min)
-    kept = _share_to_keep(problem.seconds(rho, theta), least_seconds, limits.seconds)
+    rho, theta = keep_own_limits(problem, limits, rho, theta)
+    total = float(problem.joules(problem.rho_min, problem.theta_min).sum())
+    spent = float(problem.joules(rho, theta).sum())
+    return shrink(
+        problem, rho, theta, share_to_keep(np.array(spent), np.array(total), np.array(limits.joules))
+    )
+
+
+def keep_own_limits(
+    problem: RoundProblem, limits: Limits, rho: FloatArray, theta: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Moves every device within its own limits of seconds and joules."""
+    low = problem.rho_min, problem.theta_min
+    kept = share_to_keep(problem.seconds(rho, theta), problem.seconds(*low), limits.seconds)
     if limits.battery is not None:
-        kept = np.minimum(kept, _share_to_keep(problem.joules(rho, theta), least, limits.battery))
-    rho, theta = _shrink(problem, rho, theta, kept)
-    total, spent = float(least.sum()), float(problem.joules(rho, theta).sum())
-    kept = _share_to_keep(np.array(spent), np.array(total), np.array(limits.joules))
-    return _shrink(problem, rho, theta, kept)
+        within = share_to_keep(problem.joules(rho, theta), problem.joules(*low), limits.battery)
+        kept = np.minimum(kept, within)
+    return shrink(problem, rho, theta, kept)
 
 
 def _fits(problem: RoundProblem, limits: Limits, rho: FloatArray, theta: FloatArray) -> bool:
@@ -243,14 +252,14 @@ def _fits(problem: RoundProblem, limits: Limits, rho: FloatArray, theta: FloatAr
     )
 
 
-def _share_to_keep(used: FloatArray, least: FloatArray, allowed: FloatArray) -> FloatArray:
+def share_to_keep(used: FloatArray, least: FloatArray, allowed: FloatArray) -> FloatArray:
     """How much of what exceeds the least use may stay, 0 … 1."""
-    over = used > allowed * (1.0 + ROUNDING)
-    room = np.subtract(allowed, least, out=np.zeros_like(used), where=over)
-    return np.divide(room, used - least, out=np.ones_like(used), where=over)
+    over = (used > allowed * (1.0 + ROUNDING)) & (used > least)
+    room = np.divide(allowed - least, used - least, out=np.ones_like(used), where=over)
+    return np.asarray(np.clip(room, 0.0, 1.0))
 
 
-def _shrink(
+def shrink(
     problem: RoundProblem, rho: FloatArray, theta: FloatArray, kept: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Moves a plan towards the lower bounds; costs are linear in ρ and θ and shrink by the same share."""
@@ -320,4 +329,4 @@ def _bound_case(fleet: PricedFleet, energy_cap: float, device: int, low: float, 
     too_much = least_joules[device] > terms.joules[device] or float(least_joules.sum()) > energy_cap
     if too_slow or too_much:
         return np.inf
-    return bound_objective(fleet.change(narrower), energy_cap)
+    return search_price(fleet.change(narrower), energy_cap).lower_bound

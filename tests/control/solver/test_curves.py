@@ -20,9 +20,9 @@ from cfel.control.curves import (
     share_energy,
     undo,
 )
-from cfel.control.exchange import FleetAnswers, Place, count_thinned
+from cfel.control.exchange import FleetAnswers, Place, answer_locally, count_thinned
 from cfel.control.list_solver import ListFleet
-from cfel.control.prices import search_price
+from cfel.control.prices import meet_cap, search_price, seek_price
 from cfel.control.problem import RoundProblem, find_feasible_limits
 from cfel.control.segments import PricedFleet
 from cfel.errors import InputError
@@ -95,13 +95,13 @@ def test_a_cluster_alone_settles_as_among_others(build: Build) -> None:
     problem = case()
     fleet, cap = build(problem), problem.energy_cap
     bracket = search_price(fleet, cap)
-    decision = share_energy(bracket, cap)
+    shares = share_energy(bracket, cap)
     ends = [respond_at(fleet, end.point.price) for end in (bracket.over, bracket.under)]
-    plan = settle(fleet, decision, *ends)
+    plan = settle(fleet, shares, *ends)
     for cluster in range(fleet.clusters):
         members = np.flatnonzero(fleet.cluster == cluster)
         over, under = (end.pick(members) for end in ends)
-        alone = settle(fleet.take(members), decision, over, under)
+        alone = settle(fleet.take(members), shares, over, under)
         assert np.array_equal(alone.rho, plan.rho[members])
         assert np.array_equal(alone.joules, plan.joules[members])
 
@@ -181,7 +181,7 @@ def test_weights_that_lose_energy_are_rejected() -> None:
 
 @FLEETS
 def test_a_large_fleet_is_priced_like_its_copies(build: Build) -> None:
-    """A sample, then undecided devices only: the same bound as copies of a small fleet."""
+    """Samples, then two prices at a time: the same bound as copies of a small fleet."""
     small = case(devices=70)
     many = 150
     names = ("mu", "alpha", "nu", "power", "cluster", "rho_min", "rho_max", "theta_min", "theta_max")
@@ -189,3 +189,35 @@ def test_a_large_fleet_is_priced_like_its_copies(build: Build) -> None:
     large = replace(small, **copied, energy_cap=many * small.energy_cap)
     one, all_ = (search_price(build(each), each.energy_cap) for each in (small, large))
     assert all_.lower_bound == pytest.approx(many * one.lower_bound, rel=1e-6)
+
+
+def test_a_fleet_of_three_kinds_of_devices_is_priced_in_a_few_exchanges() -> None:
+    """Energy falls in steps, as all devices of a kind jump at one price; that of a sample is the fleet's."""
+    names = ("mu", "alpha", "nu", "power")
+    kind = np.arange(20_000) % 3
+    few = case(devices=3)
+    many = {name: getattr(few, name)[kind] for name in names}
+    seconds, joules = few.tau * few.mu + few.nu, few.tau * few.alpha + few.power * few.nu
+    large = replace(
+        few,
+        **many,
+        cluster=np.arange(20_000) % 50,
+        time_cap=np.full(50, 0.7 * seconds.max()),
+        energy_cap=0.7 * float(joules[kind].sum()),
+        rho_min=np.full(20_000, 0.1),
+        rho_max=np.ones(20_000),
+        theta_min=np.full(20_000, 0.01),
+        theta_max=np.ones(20_000),
+    )
+    fleet, asked = continuous(large), []
+    answers = FleetAnswers(fleet)
+
+    def answer(question: Any) -> Any:
+        asked.append(question)
+        return answers.answer(question)
+
+    answer_locally(seek_price(np.bincount(large.cluster).astype(np.float64), large.energy_cap), answer)
+    assert len(asked) <= 15
+    bracket, plan = meet_cap(fleet, large.energy_cap)
+    assert plan.joules.sum() <= large.energy_cap * (1 + 1e-9)
+    assert plan.cost.sum() == pytest.approx(bracket.lower_bound, rel=5e-5)

@@ -811,7 +811,7 @@ def _plan_at(
     pairs = 0 if terms.table is None else len(terms.table.steps)
     for _ in range(1 if least.devices.sum() * pairs > MOST_KEPT else PRICE_STEPS):
         found = yield from ask_point(place, price)
-        following = weighing.price(found.objective, point.makespan, found.joules)
+        following = weighing.price(found.objective, found.joules)
         if not 0 < following < np.inf or abs(following - price) <= 1e-9 * price:
             break
         price = following

@@ -351,48 +351,29 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """What progress is weighed against: log progress − log cost.
-
-    The cost is seconds^a · joules^(1 − a), or a sum: the share that seconds take of those left, and joules.
+    """What progress is weighed against: log progress − a·log seconds − (1 − a)·log joules.
 
     Attributes:
         time: a, in [0, 1).
         seconds, joules: what the round takes beside the devices' work: gossip.
-        left: seconds and joules that are left, both finite; None for the product.
     """
 
     time: float
     seconds: float = 0.0
     joules: float = 0.0
-    left: tuple[float, float] | None = None
 
     def score(
         self, objective: FloatArray | float, makespan: FloatArray | float, joules: FloatArray | float
     ) -> FloatArray:
         """What is maximised; −inf without progress, which is a negative objective."""
-        seconds, energy = makespan + self.seconds, joules + self.joules
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = np.log(np.negative(objective))
-            if self.left is None:
-                found = found - self.time * np.log(seconds) - (1 - self.time) * np.log(energy)
-            else:
-                found = found - np.log(seconds / self.left[0] + energy / self.left[1])
+            seconds, energy = np.log(makespan + self.seconds), np.log(joules + self.joules)
+            found = np.log(np.negative(objective)) - self.time * seconds - (1 - self.time) * energy
         return np.where((np.asarray(objective) < 0) & (np.asarray(joules) > 0), found, -np.inf)
 
-    def price(self, objective: float, makespan: float, joules: float) -> float:
-        """The price at which the score is stationary: progress / energy, times energy's part of the cost."""
-        if joules <= 0:
-            return 0.0
-        progress, energy = max(-objective, 0.0), joules + self.joules
-        if self.left is None:
-            return (1 - self.time) * progress / energy
-        cost = (makespan + self.seconds) / self.left[0] + energy / self.left[1]
-        return progress / (cost * self.left[1])
-
-    def scale(self, share: float) -> "Weighing":
-        """The same for a sample that stands for all devices."""
-        left = None if self.left is None else (self.left[0], self.left[1] * share)
-        return replace(self, joules=self.joules * share, left=left)
+    def price(self, objective: float, joules: float) -> float:
+        """λ = (1 − a)·progress / energy, the price at which the score is stationary."""
+        return (1 - self.time) * max(-objective, 0.0) / (joules + self.joules) if joules > 0 else 0.0
 
 
 def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | None = None) -> Solution:
@@ -550,7 +531,7 @@ class _Search:
         grid = Grid(np.array([makespan]), np.zeros((1, 1)))
         answer: CurveAnswer
         (answer,) = yield from ask(CurveQuestion(self.place, grid))
-        return self.weighing.price(float(answer.objective.sum()), makespan, float(answer.joules.sum()))
+        return self.weighing.price(float(answer.objective.sum()), float(answer.joules.sum()))
 
 
 def _tighten(points: list[Point]) -> FloatArray:
@@ -572,7 +553,9 @@ def seek_makespan(
     if not part:
         stride, part = 1, size
     share = part / size
-    search = _Search(Place(stride=stride), part, energy_cap * share, weighing.scale(share))
+    search = _Search(
+        Place(stride=stride), part, energy_cap * share, replace(weighing, joules=weighing.joules * share)
+    )
     points = yield from search.run(between)
     return points
 
@@ -603,7 +586,7 @@ def _plan_at(fleet: ListFleet, energy_cap: float, weighing: Weighing, point: Poi
     for _ in range(1 if fleet.rows is None else PRICE_STEPS):
         response = respond_at(fleet, price)
         objective, joules = float(response.cost.sum()), float(response.joules.sum())
-        following = weighing.price(objective, point.makespan, joules)
+        following = weighing.price(objective, joules)
         if not 0 < following < np.inf or abs(following - price) <= 1e-9 * price:
             break
         price = following

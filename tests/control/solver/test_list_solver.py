@@ -123,23 +123,6 @@ def test_the_more_time_counts_the_shorter_the_round() -> None:
     assert spent[0] < spent[1] < spent[2]
 
 
-def test_shares_of_what_is_left_are_added() -> None:
-    """No weight of time finds a smaller sum of shares for its progress, and the price is that of the sum."""
-    case, left = problem(64, 2, share=2.0), (1e5, 4e4)
-    sum_of_shares = Weighing(0.5, seconds=3.0, joules=2.0, left=left)
-
-    def rate(weighing: Weighing) -> float:
-        found = solve_on_list(case, table(), weighing)
-        return float(sum_of_shares.score(found.objective, found.seconds, found.joules))
-
-    others = [rate(Weighing(weight, 3.0, 2.0)) for weight in np.linspace(0.05, 0.95, 19)]
-    assert rate(sum_of_shares) >= max(others) - 1e-4
-    step = 1e-4
-    by_joules = np.diff(sum_of_shares.score(-5.0, 300.0, np.array([80.0 - step, 80.0 + step])))[0]
-    by_progress = np.diff(sum_of_shares.score(np.array([-5.0 + step, -5.0 - step]), 300.0, 80.0))[0]
-    assert sum_of_shares.price(-5.0, 300.0, 80.0) == pytest.approx(-by_joules / by_progress)
-
-
 def test_a_clock_that_saves_nothing_is_not_slowed_for_nothing() -> None:
     """With everything static a slower clock costs as much, and the plan's energy is that of full clocks."""
     case = problem(16, 4, clock_static=1.0)

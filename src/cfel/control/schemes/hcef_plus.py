@@ -7,8 +7,7 @@ leaves time unused. Here every edge round is planned for the most progress per t
 * each step is on b samples, chosen for each device: as few as the noise of the averaged step allows;
 * a share θ of the update is sent; what compression drops is sent later;
 * devices that would finish early run at a slower clock;
-* devices that would keep all others waiting are left out while they take turns; those that are always slow
-  are waited for every tenth edge round.
+* devices that would keep all others waiting are left out, and waited for every tenth edge round.
 
 Progress is `value_steps` × `value_batches` × `value_uploads`. Time and energy are weighed by what is left of
 their budgets. `docs/explanations/hcef-plus.md` has the derivation and the measured effect of every part;
@@ -16,7 +15,6 @@ their budgets. `docs/explanations/hcef-plus.md` has the derivation and the measu
 fewer steps instead.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -69,7 +67,7 @@ MOST_NOISE = 1000.0
 """σ²/G² is taken to be at most this."""
 
 MEMORY = 0.9
-"""What σ², G², costs and devices of an edge round count for in the next one."""
+"""What σ² and G² of an edge round count for in the next one; noise rises in the course of a run."""
 
 FIRST_WEIGHT = 0.65
 """The weight of time before the first plan, and without budgets: about what budgets of one scheme give."""
@@ -77,10 +75,9 @@ WEIGHTS = (0.5, 0.9)
 """The weight of time stays between these: with one budget alone, the other cost still counts a little."""
 
 WAIT_EVERY = 10
-"""Every so many edge rounds, devices are waited for that were left out of nearly all others.
+"""Slow devices are left out for at most so many edge rounds; those over so many times slower, always.
 
-Those over so many times slower are left out even then. So waiting takes at most about as long
-as all the rounds between.
+So waiting for them takes at most about as long as all the rounds between.
 """
 
 # Of more steps than this, only some counts are tried.
@@ -174,17 +171,13 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
             return planner.plan_steps().plan, state
         # What noise does to a model is proportional to the learning rate.
         noise = observation.rate * _compare_to_gradient(state["sigma2"], state["g2"])
-        # A fleet may have grown since.
-        before = state.get("often", [])
-        often = np.array(before + [0.0] * (len(present) - len(before)))
         tried = [
             each.plan_batches(shares, k, noise)
             for k in _list_counts(options, observation, state)
-            for each in (planner, *planner.leave_out_slow(shares, k, noise, often))
+            for each in (planner, *planner.leave_out_slow(shares, k))
         ]
         best = max(tried, key=lambda each: each.score)
-        often = MEMORY * often + (1 - MEMORY) * (best.plan.rho > 0)
-        return best.plan, {**state, **_remember(best, observation, state), "often": often.tolist()}
+        return best.plan, {**state, **_remember(best, observation)}
 
     def plan_with_clusters(state: State, known: Observation) -> Exchange[tuple[Decision, State]]:
         state = _measure_noise(state, known)
@@ -198,7 +191,7 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
             [planner.negotiate_batches(shares, k, noise) for k in _list_counts(options, known, state)]
         )
         best = max((each for several in tried for each in several), key=lambda each: each.score)
-        return best.plan, {**state, **_remember(best, known, state)}
+        return best.plan, {**state, **_remember(best, known)}
 
     return Scheme(
         init=dict,
@@ -218,28 +211,11 @@ def hcef_plus(parameters: SchemeParameters) -> Scheme:
 
 
 def _find_weighing(options: Options, observation: Observation, state: State) -> Weighing | None:
-    """How much time and energy count; None where progress has no price, and the caps are used up.
-
-    A round costs the sum of the shares that it takes of what is left of both budgets. A product would be
-    flat where its weights are those shares, as energy falls with the square of time: plans would swing.
-    """
+    """How much time and energy count; None where progress has no price, and the caps are used up."""
     if not (options.efficiency and options.progress):
         return None
-    gossip = (observation.exchange_seconds, observation.exchange_joules)
-    if options.time_weight is not None:
-        return Weighing(options.time_weight, *gossip)
-    left = _find_left(observation)
-    limited = left[0] < np.inf and left[1] < np.inf
-    weight = float(state.get("time_weight", FIRST_WEIGHT))
-    if limited and WEIGHTS[0] <= weight <= WEIGHTS[1]:
-        return Weighing(weight, *gossip, left)
-    return Weighing(float(np.clip(weight, *WEIGHTS)), *gossip)
-
-
-def _find_left(observation: Observation) -> tuple[float, float]:
-    """Seconds and joules that are left of the budgets."""
-    budget, ledger = observation.budget, observation.ledger
-    return max(budget.seconds - ledger.seconds, 1e-9), max(budget.joules - ledger.joules, 1e-9)
+    weight = options.time_weight or float(state.get("time_weight", FIRST_WEIGHT))
+    return Weighing(weight, observation.exchange_seconds, observation.exchange_joules)
 
 
 def _measure_noise(state: State, observation: Observation) -> State:
@@ -271,16 +247,20 @@ def _list_counts(options: Options, observation: Observation, state: State) -> li
     return listed
 
 
-def _remember(best: _Choice[Made], observation: Observation, state: State) -> Mapping[str, Any]:
-    """What the next plan starts from: k, and the part of the rounds' cost that is time, on running means."""
-    spent = {
-        "seconds": MEMORY * state.get("seconds", 0.0) + best.seconds,
-        "joules": MEMORY * state.get("joules", 0.0) + best.joules,
-    }
-    left = _find_left(observation)
-    seconds, joules = spent["seconds"] / left[0], spent["joules"] / left[1]
+def _remember(best: _Choice[Made], observation: Observation) -> Mapping[str, Any]:
+    """What the next plan starts from: k, and the weight of time.
+
+    A round costs the sum of the shares that it takes of what is left of both budgets. Progress per such cost
+    is the most where time weighs as much as its part of the sum.
+    """
+    budget, ledger = observation.budget, observation.ledger
+    seconds = best.seconds / max(budget.seconds - ledger.seconds, 1e-9)
+    joules = best.joules / max(budget.joules - ledger.joules, 1e-9)
     weight = seconds / (seconds + joules) if seconds + joules > 0 else FIRST_WEIGHT
-    return {**spent, "local_steps": best.plan.local_steps, "time_weight": weight}
+    return {
+        "local_steps": best.plan.local_steps,
+        "time_weight": float(np.clip(weight, *WEIGHTS)),
+    }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,52 +272,26 @@ class _Planner:
     observation: Observation
     theta: FloatArray
     weighing: Weighing | None
-    # How much of the data its devices stand for, over their part of the devices that are there.
-    stands_for: float = 1.0
-    # How many devices edge servers would average if nobody was left out; None if nobody is.
-    all_averaged: float | None = None
 
-    def leave_out_slow(
-        self, shares: BatchShares, count: int, noise: float, often: FloatArray
-    ) -> list["_Planner"]:
-        """Planners without the devices that are not worth waiting for, if there are any.
+    def leave_out_slow(self, shares: BatchShares, count: int) -> list["_Planner"]:
+        """A planner without the devices that are not worth waiting for, if there are any.
 
-        Without the slowest of N devices, a round is as long as the slowest of the other m takes. That m is
-        tried which brings the most per second, and one between it and N. `often` is how often every device
-        has taken part lately. Before anything is known of that, the best m has the largest (m/N)² per second:
-        squared, as the data of those left out are missed as well as their work.
+        Without the slowest of N devices, a round is as long as the slowest of the other m takes at the least
+        work. That m is chosen which has the largest (m/N)² per second: squared, as the data of those left out
+        are missed as well as their work.
         """
         observation, conditions = self.observation, self.observation.conditions
-        present = conditions.available
-        rho = shares.list_shares(self.options.least_batch)[:, None]
-        by_batch, _ = compute_costs(
-            observation, rho * count / observation.rounds.local_steps, float(self.theta[0])
-        )
-        seconds = by_batch[0]
-        order = np.flatnonzero(present)[np.argsort(seconds[present], kind="stable")]
-        number = np.arange(1, len(order) + 1)
-        makespan = np.maximum.accumulate(by_batch[:, order], axis=1) + observation.exchange_seconds
-        if often[present].any():
-            averaged = number / len(np.unique(observation.cluster[present]))
-            total = noise / (shares.find_part(rho) * averaged) + observation.rate * (
-                1 / averaged - 1 / averaged[-1]
-            )
-            worth = value_batches(total) * cover(often[order]) / makespan
-            most = int(number[worth.max(axis=0).argmax()])
-            limits = sorted({most, round(math.sqrt(most * len(order)))})
-        else:
-            limits = [int(number[(number**2 / makespan[0]).argmax()])]
-        found, whole = [], count_averaged(np.bincount(observation.cluster[present]))
-        for limit in limits:
-            longest = float(seconds[order[limit - 1]])
-            late = (often < 1 / WAIT_EVERY) & (seconds <= self._stretch(longest))
-            kept = present & ((seconds <= longest) | late)
-            if (count_kept := int(kept.sum())) < len(order):
-                few = replace(observation, conditions=replace(conditions, available=kept))
-                part = cover(np.concatenate([often[kept], often[present & ~kept]]))[count_kept - 1]
-                stands_for = part * len(order) / count_kept
-                found.append(replace(self, observation=few, stands_for=stands_for, all_averaged=whole))
-        return found
+        least = shares.list_shares(self.options.least_batch)[0] * count / observation.rounds.local_steps
+        seconds, _ = compute_costs(observation, least, float(self.theta[0]))
+        ranked = np.sort(seconds[conditions.available])
+        worth = np.arange(1, len(ranked) + 1) ** 2 / (ranked + observation.exchange_seconds)
+        longest = self._stretch(float(ranked[worth.argmax()]))
+        kept = conditions.available & (seconds <= longest)
+        if kept.sum() == len(ranked):
+            return []
+        return [
+            replace(self, observation=replace(observation, conditions=replace(conditions, available=kept)))
+        ]
 
     def _stretch(self, longest: float) -> float:
         """How long devices are waited for in this edge round: now and then, for slow ones as well."""
@@ -352,25 +306,15 @@ class _Planner:
         """
         steps, share = pair_up(count * shares.list_shares(self.options.least_batch), self.theta)
         problem = self._build_problem(steps, count)
-        averaged = count_averaged(np.bincount(problem.cluster))
-        missed = 0.0 if self.all_averaged is None else 1 / averaged - 1 / self.all_averaged
-        cost = self._rate_batches(shares, count, noise, averaged, self.observation.rate * max(missed, 0.0))
+        averaged = problem.devices / len(np.unique(problem.cluster))
+        cost = self._rate_batches(shares, count, noise, averaged)
         return self._solve(problem, steps, share, cost, local_steps=count)
 
-    def _rate_batches(
-        self, shares: BatchShares, count: int, noise: float, averaged: float, missed: float = 0.0
-    ) -> FloatArray:
-        """The objective of every pair, if an edge server averages so many devices.
-
-        `missed` is noise because others are left out.
-        """
+    def _rate_batches(self, shares: BatchShares, count: int, noise: float, averaged: float) -> FloatArray:
+        """The objective of every pair, if an edge server averages so many devices."""
         steps, share = pair_up(count * shares.list_shares(self.options.least_batch), self.theta)
         part = shares.find_part(steps / count)
-        return (
-            -value_steps(count)
-            * value_batches(noise / (part * averaged) + missed)
-            * self._value_uploads()[share]
-        )
+        return -value_steps(count) * value_batches(noise / (part * averaged)) * self._value_uploads()[share]
 
     def plan_steps(self) -> _Choice[RoundPlan]:
         """The best plan in which devices take whole numbers of steps on full batches."""
@@ -407,7 +351,7 @@ class _Planner:
         limits = [np.inf] if longest >= slowest else [np.inf, longest]
 
         def make_table(devices: FloatArray) -> PairTable:
-            averaged = count_averaged(devices)
+            averaged = float(devices.sum()) / np.count_nonzero(devices)
             return self._make_table(steps, share, self._rate_batches(shares, count, noise, averaged))
 
         found = yield from ask_together(
@@ -468,7 +412,7 @@ class _Planner:
         plan = make_plan(problem, solution, self.observation.conditions.available, local_steps)
         seconds, joules = _count_costs(self.observation, plan)
         weighing = self.weighing or Weighing(FIRST_WEIGHT)
-        score = float(weighing.score(self.stands_for * solution.objective, seconds, joules))
+        score = float(weighing.score(solution.objective, seconds, joules))
         return _Choice(plan, score, seconds + weighing.seconds, joules + weighing.joules)
 
     def _measure_kept(self) -> FloatArray:
@@ -481,25 +425,6 @@ class _Planner:
         """What an update is worth at each θ: by how late it arrives, or by how much of it does."""
         kept = self._measure_kept()
         return value_uploads(kept) if self.options.error_feedback else kept
-
-
-def count_averaged(devices: FloatArray | IndexArray) -> float:
-    """How many devices edge servers average, given those of each: noise is that of 1/N on average."""
-    taking_part = devices[devices > 0]
-    return float(len(taking_part) / np.sum(1.0 / taking_part))
-
-
-def cover(often: FloatArray) -> FloatArray:
-    """How much of the devices' data the first m of N devices stand for, for every m.
-
-    Those that are left out are missed for their data, unless their turn comes: they count by how often they
-    have taken part lately, compared with the others.
-    """
-    number = np.arange(1, len(often) + 1)
-    total = np.cumsum(often)
-    rest, left = total[-1] - total, len(often) - number
-    alike = np.divide(rest * number, total, out=np.zeros(len(often)), where=total > 0)
-    return np.asarray((number + np.minimum(alike, left)) / len(often))
 
 
 def value_steps(count: int) -> float:

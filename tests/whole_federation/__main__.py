@@ -54,13 +54,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument("--bug", choices=sorted(BUGS), help="a bug to plant")
     parser.add_argument("--large", action="store_true", help="plan by asking edge servers")
+    parser.add_argument("--downloads", action="store_true", help="let devices fetch differences")
     parser.add_argument("--all", action="store_true", help="do not stop at the first violation")
     parser.add_argument("--out", type=Path, help="where to keep the count, and to continue from")
     options = parser.parse_args()
     count = _begin(options.out, options.seed)
     end = options.seed + options.seeds
     for seed in range(count.next_seed, end):
-        schedule = replace(draw_schedule(seed), is_large=options.large)
+        schedule = replace(draw_schedule(seed), is_large=options.large, downloads=options.downloads)
         _play_one(schedule, options.bug, count, in_full=options.seeds == 1)
         if options.out is not None and (seed + 1 == end or seed % EVERY == EVERY - 1 or count.violated):
             options.out.write_text(json.dumps(asdict(count), indent=2) + "\n")

@@ -78,8 +78,8 @@ class WholeFederation(Federation):
         assert isinstance(loop, VirtualLoop)
         self.loop = loop
         self.wire = Wire(seed=schedule.seed)
-        asked = experiment(is_patient=patient, returns=schedule.returns)
-        shared = world(is_patient=patient, is_large=schedule.is_large)
+        asked = experiment(is_patient=patient, returns=schedule.returns, downloads=schedule.downloads)
+        shared = world(is_patient=patient, is_large=schedule.is_large, downloads=schedule.downloads)
         super().__init__(asked, HOME, self.wire, self._host, shared)
         for member in EVERYBODY:
             self.disks[member].on_write = partial(self._note_write, member)
@@ -317,7 +317,8 @@ def _name_devices(node: EdgeNode, request: Any, answer: Any) -> Any:
 
 def play(schedule: Schedule) -> History:
     """The history of a schedule."""
-    history = History(schedule, world(is_patient=schedule.is_patient, is_large=schedule.is_large))
+    kind = {"is_patient": schedule.is_patient, "is_large": schedule.is_large}
+    history = History(schedule, world(**kind, downloads=schedule.downloads))
 
     async def run() -> None:
         async with WholeFederation(schedule, history) as federation:

@@ -239,7 +239,7 @@ def models_are_those_of_the_simulator(history: History) -> Iterator[str]:
     is_complete = not history.stuck and (history.schedule.loses_nothing or nothing_was_lost(history))
     is_large, changes = history.schedule.is_large, history.lived.changes
     if is_complete and timeless(records) != simulated(
-        is_patient=is_patient, is_large=is_large, changes=changes
+        is_patient=is_patient, is_large=is_large, downloads=history.schedule.downloads, changes=changes
     ):
         yield "the log differs from the simulator's"
     for edge in history.last_members:

@@ -68,6 +68,7 @@ class Schedule:
         returns: whether devices go back to their edge server when it is back.
         operations: what an operator asks for, and when.
         is_large: whether the fleet is planned by asking edge servers, as large ones are.
+        downloads: whether devices fetch differences.
     """
 
     seed: int
@@ -76,6 +77,7 @@ class Schedule:
     returns: bool = False
     operations: tuple[Operation, ...] = ()
     is_large: bool = False
+    downloads: bool = False
 
     @property
     def loses_nothing(self) -> bool:

@@ -39,10 +39,10 @@ def test_a_run_goes_on_when_the_votes_of_all_edge_servers_are_deleted() -> None:
     assert not list(records_are_equal_everywhere(history))
 
 
-def check(*seeds: int, is_large: bool = False) -> None:
+def check(*seeds: int, is_large: bool = False, downloads: bool = False) -> None:
     """Plays schedules; tells which promise was broken in which."""
     for seed in seeds:
-        schedule = replace(draw_schedule(seed), is_large=is_large)
+        schedule = replace(draw_schedule(seed), is_large=is_large, downloads=downloads)
         violations = find_violations(play(schedule))
         assert not violations, "\n".join((str(schedule), *violations))
 
@@ -60,6 +60,11 @@ def test_no_schedule_breaks_a_promise_where_a_fleet_is_planned_by_clusters() -> 
     138: a device had left, and then its edge server.
     """
     check(0, 1, 2, 100, 128, 55, 138, is_large=True)
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_no_schedule_breaks_a_promise_where_devices_fetch_differences(is_large: bool) -> None:
+    check(*range(6), is_large=is_large, downloads=True)
 
 
 def test_an_edge_server_that_misses_the_end_has_its_record_and_its_state() -> None:

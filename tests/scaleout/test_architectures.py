@@ -15,7 +15,11 @@ pytestmark = pytest.mark.long
 pytest.importorskip("ray", reason="Ray is not installed")
 
 
-MODELS = [{"model": {"name": "tests.architectures:mode_dependent"}}, *TWELVE.values()]
+MODELS = [
+    {"model": {"name": "tests.architectures:mode_dependent"}},
+    {"compression": {"download_theta": 0.1, "download_bits": 8}},
+    *TWELVE.values(),
+]
 
 
 @pytest.mark.usefixtures("fake_ray")

@@ -165,14 +165,16 @@ def test_no_run_starts_and_no_tracker_is_told_if_a_directory_is_in_use(
     assert fake_ray.calls == 0
 
 
+@pytest.mark.parametrize("compression", [{}, {"download_bits": 8}], ids=str)
 @pytest.mark.parametrize("deaths", [set(), {1}, {2, 5}], ids=str)
 def test_whole_clusters_have_the_log_of_threads(
-    fake_ray: "FakeRay", deaths: set[int], monkeypatch: pytest.MonkeyPatch
+    fake_ray: "FakeRay", deaths: set[int], compression: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing travels with devices, so one call trains a cluster: 4 rounds of 2 edge rounds of 3 clusters."""
     from cfel.scaleout import workers
 
-    experiment = tiny(local={"momentum_state": "reset"}, scheme={"name": "hcef"})
+    sections = {"local": {"momentum_state": "reset"}, "scheme": {"name": "hcef"}}
+    experiment = tiny(sections, compression=compression)
     monkeypatch.setattr(workers, "is_even", lambda *_: True)
     monkeypatch.setattr(workers.DeviceWorker, "updates", None)
     fake_ray.deaths = deaths

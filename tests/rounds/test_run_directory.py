@@ -7,6 +7,7 @@ import pytest
 from cfel.errors import RunDirectoryError
 from cfel.experiment import experiment_toml
 from cfel.rounds.run_directory import (
+    ADDED,
     RunRequest,
     create_run,
     describe_run,
@@ -46,6 +47,16 @@ def test_further_keys_may_differ_where_the_caller_says_so(tmp_path: Path) -> Non
     with pytest.raises(RunDirectoryError, match="seed = 0, not 1"):
         reject_other_experiment(path, other)
     reject_other_experiment(path, other, ["seed"])
+
+
+def test_a_run_from_before_there_was_a_key_resumes_with_its_default(tmp_path: Path) -> None:
+    path = write(tmp_path / "run")
+    kept = [line for line in TEXT.splitlines() if not line.startswith("download_")]
+    assert len(kept) == len(TEXT.splitlines()) - len(ADDED)
+    (path / "experiment.toml").write_text("\n".join(kept))
+    reject_other_experiment(path, TEXT)
+    with pytest.raises(RunDirectoryError, match=r"download_bits = 32, not 8"):
+        reject_other_experiment(path, TEXT.replace("download_bits = 32", "download_bits = 8"))
 
 
 def test_a_run_is_created_once_and_then_resumed(tmp_path: Path) -> None:

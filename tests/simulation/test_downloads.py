@@ -112,6 +112,7 @@ def test_the_issued_models_follow_the_models() -> None:
     [
         ({"download_bits": 5}, r"compression\.download_bits = 5: must be one of 4, 8, 16, 32"),
         ({"download_bits": True}, r"compression\.download_bits = True"),
+        ({"download_bits": 8.0}, r"compression\.download_bits = 8\.0"),
         ({"download_theta": 0.0}, r"compression\.download_theta"),
         ({"download_theta": 1.5}, r"compression\.download_theta"),
     ],

@@ -271,7 +271,14 @@ def nothing_was_lost(history: History) -> bool:
             orders[call.caller, order.round].add((order.model, order.rho, order.theta, order.rate))
     if any(len(each) > 1 for each in orders.values()):
         return False
-    for call in history.answered(EstimateCommand):
+    answered = list(history.answered(EstimateCommand))
+    found = {(call.process[0], call.request.position) for call in answered}
+    for call in history.calls:
+        # It was frozen until nobody waited any more: the others planned without its devices' estimates.
+        is_asked = isinstance(call.request, EstimateCommand)
+        if is_asked and (call.process[0], call.request.position) not in found:
+            return False
+    for call in answered:
         members = world.membership_at(call.request.position[0])
         if len(call.answer.devices) < len(members.list_devices(call.process[0].number)):
             return False

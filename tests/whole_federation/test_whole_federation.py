@@ -116,6 +116,11 @@ def test_an_edge_server_misses_the_last_gossip_step_only() -> None:
     check(21019, 30876)
 
 
+def test_an_edge_server_that_is_frozen_while_devices_estimate_has_lost_something() -> None:
+    """An error of the checker: it looked at the estimates of those edge servers only that answered."""
+    check(310124)
+
+
 def test_the_same_seed_gives_the_same_history() -> None:
     """In every process; what the nodes draw, and when, comes from the seed alone."""
     assert fingerprint(7) == fingerprint(7) != fingerprint(8)

@@ -23,6 +23,7 @@ from cfel.runlog import (
     reject_existing_run,
     write_descriptions,
 )
+from cfel.system.value_bits import FLOAT_BITS
 from cfel.validation import parse_toml
 from cfel.wording import show
 
@@ -41,6 +42,9 @@ MAY_DIFFER = (
 
 SAME_BITS = {"ray": "threads", "processes": "threads"}
 """Engines that compute what another one does: a run may move from one machine to a cluster, and back."""
+
+ADDED: Mapping[str, Any] = {"compression.download_theta": 1.0, "compression.download_bits": FLOAT_BITS}
+"""What runs do whose experiment was written down before there was such a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ def reject_other_experiment(path: Path, experiment_toml: str, may_differ: Collec
         then = flatten(parse_toml(content.decode()))
     now = flatten(tomllib.loads(experiment_toml))
     for key in sorted(then.keys() | now.keys()):
-        before, asked = then.get(key), now.get(key)
+        before, asked = (each.get(key, ADDED.get(key)) for each in (then, now))
         # Deadlines and addresses of a deployment change no model.
         ignored = key in MAY_DIFFER or key in may_differ or key.startswith("deployment.")
         if not ignored and _meaning(key, before) != _meaning(key, asked):

@@ -55,7 +55,7 @@ def update_bits(size: int, kept: int, bits: int) -> int:
 
 def check_bits(name: str, bits: int) -> None:
     """Raises an `InputError` unless values can have so many bits."""
-    if bits not in CHOICES or isinstance(bits, bool):
+    if not isinstance(bits, int) or bits not in CHOICES:
         raise InputError(f"{name} = {bits!r}: must be one of {', '.join(map(str, CHOICES))}")
 
 

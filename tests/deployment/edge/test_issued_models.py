@@ -4,9 +4,11 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
+import pytest
 import torch
 
 from cfel.control.setting import MOST_STEPS
+from cfel.deployment.edge.checks import MOST_VALUE, is_usable
 from cfel.deployment.edge.issued_models import IssuedModels
 from cfel.deployment.edge.storage import EdgeState
 from cfel.deployment.payloads import EncodedModels, Step, read_difference
@@ -17,9 +19,9 @@ from tests.support.inline_compute import InlineCompute
 START = FlatModel(torch.linspace(-1, 1, 2000), torch.ones(3))
 
 
-def make(theta: float = 0.01) -> IssuedModels:
+def make(theta: float = 0.01, bits: int = 8) -> IssuedModels:
     compute, key = InlineCompute(), partial(find_issue_key, 0, edge_server=1)
-    return IssuedModels(Differences(theta, 8), key, START, EncodedModels(compute, most=3), compute)
+    return IssuedModels(Differences(theta, bits), key, START, EncodedModels(compute, most=3), compute)
 
 
 def train(state: EdgeState) -> EdgeState:
@@ -105,3 +107,23 @@ def test_steps_that_would_be_larger_than_the_model_are_dropped() -> None:
 
     assert asyncio.run(count(1.0)) == 3
     assert asyncio.run(count(0.01)) == MOST_STEPS
+
+
+@pytest.mark.parametrize("bits", [4, 8, 32])
+def test_a_device_cannot_push_a_model_to_where_there_is_no_difference(bits: int) -> None:
+    """By updates that grow from round to round, each of which passes."""
+
+    def fill(value: float) -> FlatModel:
+        return FlatModel(torch.full((2000,), value) * torch.linspace(0.5, 1, 2000), torch.ones(3))
+
+    async def play() -> None:
+        issued, state = make(0.9, bits), EdgeState((0, 0, 0), fill(MOST_VALUE), START)
+        for number in range(1, 5):
+            model = await issued.issue(state)
+            assert model.is_finite()
+            sign = (-1) ** number
+            state = replace(state, issued=model, model=fill(sign * MOST_VALUE), position=(number, 0, 0))
+
+    asyncio.run(play())
+    assert is_usable(fill(-MOST_VALUE))
+    assert not is_usable(fill(2 * MOST_VALUE))

@@ -30,6 +30,9 @@ MOST_LENGTHS = 100.0
 MOST_BUFFER_LENGTHS = 1e6
 """The same for batch-norm statistics: they start at 0 and 1, and variances of raw inputs can be large."""
 
+MOST_VALUE = 1e38
+"""The largest parameter: two that are farther apart would have no finite difference."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UploadLimits:
@@ -138,6 +141,15 @@ def check_model(model: FlatModel, own: FlatModel) -> None:
     _check_length("parameters", norm(difference), own.parameters, MOST_LENGTHS)
     _check_length("buffers", norm(model.buffers - own.buffers), own.buffers, MOST_BUFFER_LENGTHS)
     _check_length("memory", norm(model.memory - own.memory), own.memory, MOST_LENGTHS)
+
+
+def is_usable(model: FlatModel) -> bool:
+    """Whether a model is finite, and so is its difference from any other such model.
+
+    Updates that pass, one after the other, reach any number. A device that sent them would stop its edge
+    server: it cannot issue a model whose difference from the last one is infinite.
+    """
+    return model.is_finite() and bool(torch.linalg.vector_norm(model.parameters, torch.inf) <= MOST_VALUE)
 
 
 def _check_length(name: str, length: float, own: Tensor, most_lengths: float) -> None:

@@ -50,6 +50,7 @@ from cfel.deployment.edge.book import (
     note_round,
     view_round,
 )
+from cfel.deployment.edge.checks import is_usable
 from cfel.deployment.edge.devices import DeviceAnswers, DeviceService
 from cfel.deployment.edge.issued_models import IssuedModels
 from cfel.deployment.edge.neighbours import NeighbourModels, merge_rounds
@@ -603,9 +604,9 @@ class EdgeServer:
             late = self._find_late(at, plan, answers.values)
             reports = [report for n, report in answers.values.items() if n not in late]
             model = await self._aggregate(state.model, plan, reports, used)
-            # Each update is finite, but their sum is not. The round counts as one without devices.
+            # Each update passes, but their sum does not. The round counts as one without devices.
             if model is None:
-                _LOG.error("the updates of %s do not add up to finite numbers", sorted(answers.values))
+                _LOG.error("the updates of %s do not add up to numbers of use", sorted(answers.values))
                 model, answers = state.model, replace(answers, values={}, measured={})
             plannable = tuple(self._devices.list_plannable())
             results = _list_results(plan, answers)
@@ -635,7 +636,7 @@ class EdgeServer:
     async def _aggregate(
         self, model: FlatModel, plan: RoundPlan, reports: Sequence[DeviceReport], used: float
     ) -> FlatModel | None:
-        """The new model; None if it would not be finite, though each update is."""
+        """The new model; None if it would not be usable, though each update is."""
         samples = {report.device: report.samples for report in reports}
         world = self.world
         weights = device_weights(world.setting, plan, samples)
@@ -646,7 +647,7 @@ class EdgeServer:
             made = update_edge_model(
                 model, reports, weights, world.edge_rules, share=share, rate=rate, used=used
             )
-            return made if made.is_finite() else None
+            return made if is_usable(made) else None
 
         return await self.host.compute.run(add_up)
 

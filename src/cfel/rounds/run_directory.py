@@ -113,7 +113,7 @@ def reject_other_experiment(path: Path, experiment_toml: str, may_differ: Collec
         then = flatten(parse_toml(content.decode()))
     now = flatten(tomllib.loads(experiment_toml))
     for key in sorted(then.keys() | now.keys()):
-        before, asked = then.get(key), now.get(key)
+        before, asked = then.get(key, ADDED.get(key)), now.get(key)
         # Deadlines and addresses of a deployment change no model.
         ignored = key in MAY_DIFFER or key in may_differ or key.startswith("deployment.")
         if not ignored and _meaning(key, before) != _meaning(key, asked):
@@ -121,6 +121,10 @@ def reject_other_experiment(path: Path, experiment_toml: str, may_differ: Collec
                 f"{path} holds a run with {key} = {show(before)}, not {show(asked)}: "
                 "resume it as it was, or choose another directory"
             )
+
+
+ADDED: Mapping[str, Any] = {"compression.download_theta": 1.0, "compression.download_bits": 32}
+"""What keys mean where an older run directory does not have them."""
 
 
 def _meaning(key: str, value: Any) -> Any:  # noqa: ANN401 — any value of a TOML document

@@ -185,6 +185,13 @@ def test_a_task_brings_its_own_model_and_loss() -> None:
     assert experiment.load_task().data is data
 
 
+def test_numbers_of_numpy_are_written_as_plain_ones() -> None:
+    """Loops over `np.arange` give such numbers, and a run starts with writing its experiment."""
+    changed = Experiment().change({"rounds.edge": np.int64(3), "local.learning_rate": np.float32(0.5)})
+    written = tomllib.loads(experiment_toml(changed))
+    assert (written["rounds"]["edge"], written["local"]["learning_rate"]) == (3, 0.5)
+
+
 def test_changes_keep_everything_else() -> None:
     experiment = Experiment(**TINY, model=small_net())
     changed = experiment.change({"rounds.global": 3, "scheme": half, "seed": 4, "data.partition": "iid"})

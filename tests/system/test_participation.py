@@ -31,7 +31,8 @@ def test_a_number_is_met_exactly(total: int) -> None:
     [
         ({"participation": 0.0}, "fleet.participation = 0.0: must be"),
         ({"participation": 1.5}, "fleet.participation = 1.5: must be"),
-        ({"participation": True}, "fleet.participation = True"),
+        ({"participation": True}, "fleet.participation = True: must be a share of the devices"),
+        ({"participation": "all"}, "fleet.participation = 'all': must be a share of the devices"),
         ({"participation": 1}, "from 8, one in each cluster, to 64; write 1.0 for all devices"),
         ({"participation": 65}, "fleet.participation = 65: must be a number of devices from 8"),
         ({"participation_per": "round"}, "participation_per"),

@@ -9,6 +9,8 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
+
 from cfel import validation
 from cfel.control import Rounds
 from cfel.durable import read_bytes
@@ -153,7 +155,7 @@ def _to_toml(value: object) -> object:
         return [_to_toml(entry) for entry in value]
     if isinstance(value, Mapping):
         return {key: _to_toml(entry) for key, entry in value.items()}
-    return value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 PRESETS = ("demo", "paper-cifar10", "paper-femnist", "best", "none")

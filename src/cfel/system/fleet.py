@@ -305,6 +305,7 @@ class FleetParameters:
     losses: tuple[RoundLoss, ...] = ()
 
     def __post_init__(self) -> None:
+        sampling = self.sampling()
         check_fields("fleet", self)
         if isinstance(self.clusters, Sequence):
             object.__setattr__(self, "clusters", _check_sizes(self.clusters, self.devices))
@@ -324,7 +325,7 @@ class FleetParameters:
             if self.conditions.battery_share and self.battery_joules is not None:
                 raise InputError("fleet.battery_joules: not together with conditions.battery_share")
         # Also rejects a number of devices that does not fit the clusters.
-        self.sampling().count(cluster_sizes(self.devices, self.clusters))
+        sampling.count(cluster_sizes(self.devices, self.clusters))
         if self.changes:
             self.list_memberships()
 

@@ -65,6 +65,7 @@ class World:
     # Makes the same world with other changes; None where the fleet cannot change.
     change: Callable[[Sequence[FleetChange]], "World"] | None = None
     losses: Mapping[Place, RoundLoss] = field(default_factory=dict)  # of a federation that is repeated
+    model_name: str = ""  # of the model's builder; empty if the model belongs to a user-defined task
 
     def at(self, global_round: int) -> "World":
         """The world during a global round (from 0), with the setting that holds then."""
@@ -96,5 +97,3 @@ class World:
         if self.change is None:
             raise InputError("the fleet of this world cannot change")
         return self if tuple(changes) == self.changes else self.change(changes)
-
-    model_name: str = ""  # of the model's builder; empty if the model belongs to a user-defined task

@@ -33,6 +33,10 @@ def test_help_names_every_command(run: Run) -> None:
     assert answer.code == 0
     assert all(f"\n    {command} " in answer.out for command in COMMANDS)
     assert "\n    reproduce   reproduce a table" in answer.out
+    titles = [
+        line.strip(" :") for line in answer.out.splitlines() if line.startswith("  ") and line.endswith(":")
+    ]
+    assert titles == ["try and simulate", "plan", "deploy", "tools"]
     assert "example" in answer.out
 
 
@@ -46,6 +50,16 @@ def test_wrong_usage(run: Run, arguments: list[str]) -> None:
     answer = run(*arguments)
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith("usage: cfel")
+
+
+def test_a_misspelt_command(run: Run) -> None:
+    assert "error: COMMAND: unknown 'rnu'; did you mean 'run'?" in run("rnu", "any.toml").err
+
+
+def test_a_fleet_in_place_of_an_experiment(run: Run, fleet: Path) -> None:
+    answer = run("run", fleet)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == f"error: {fleet}: is not an experiment file (.toml)\n"
 
 
 def test_a_second_key_after_set(run: Run) -> None:

@@ -52,7 +52,9 @@ def test_a_plan_by_hand(run: Run, one: Path) -> None:
         assert words in shown
     assert "inf" not in shown
     assert "time    4.33 s (no limit; slowest: only)\n" in shown
-    assert "proof   the error bound is < 0.0001 % above its least possible value\nmethod  joint\n" in shown
+    assert (
+        "proof   the error bound is at most 0.0001 % above its least possible value\nmethod  joint\n" in shown
+    )
 
 
 def test_the_verdict_names_its_limits(run: Run, fleet: Path, write: Write) -> None:
@@ -196,7 +198,7 @@ def test_any_scheme_plans(run: Run, fleet: Path, write: Write) -> None:
     assert " clock " in shown
     # Its bound says nothing about another makespan or another energy.
     words = " ".join(shown.split())
-    assert "proof the objective of hcef_plus is < 0.0001 % above the least of its plans for the time" in words
+    assert "proof at most 0.0001 % worse than the best plan of hcef_plus for this time and energy" in words
     assert run("plan", fleet, *caps).out == shown
     assert " clock " not in run("plan", fleet, *caps, *HCEF).out
     options = (

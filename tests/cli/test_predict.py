@@ -38,7 +38,8 @@ def test_a_file_alone_predicts_what_the_run_does(
     assert [each["label"] for each in found] == outputs.argmax(1).tolist()
     assert all(0.1 <= each["probability"] <= 1 for each in found)
     lines = run("predict", file, samples).out.splitlines()
-    assert lines[0] == f"0: {found[0]['label']} ({100 * found[0]['probability']:.1f} %)"
+    assert lines[0] == "sample: class (probability)"
+    assert lines[1] == f"0: {found[0]['label']} ({100 * found[0]['probability']:.1f} %)"
 
 
 def test_one_sample_and_an_archive(run: Run, finished: Path, samples: Path, tmp_path: Path) -> None:
@@ -53,11 +54,14 @@ def test_one_sample_and_an_archive(run: Run, finished: Path, samples: Path, tmp_
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (np.zeros((2, 8, 8), np.uint8), "samples of shape (8, 8), the model takes (1, 8, 8)"),
-        (np.zeros((2, 1, 8, 8), np.float32), "samples are float32, the model was trained on uint8"),
-        (np.zeros((0, 1, 8, 8), np.uint8), "the model takes (1, 8, 8)"),
+        (
+            np.zeros((2, 8, 8), np.uint8),
+            "samples are uint8 of shape (8, 8); the model takes uint8 of shape (1, 8, 8)",
+        ),
+        (np.zeros((2, 1, 8, 8), np.float32), "samples are float32 of shape (1, 8, 8); the model takes"),
+        (np.zeros((0, 1, 8, 8), np.uint8), "holds no samples"),
         (np.array(["text"]), "the model takes"),
-        (b"garbage", "cannot be read as an array of NumPy"),
+        (b"garbage", "must be an .npy or .npz file of numbers, as numpy.save"),
         (None, "it does not exist"),
     ],
 )
@@ -76,7 +80,9 @@ def test_samples_that_do_not_fit(
 
 def test_pickles_are_not_loaded(run: Run, finished: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "samples.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    assert "cannot be read as an array" in run("predict", finished, tmp_path / "samples.npy").err
+    answer = run("predict", finished, tmp_path / "samples.npy")
+    assert "must be an .npy or .npz file of numbers" in answer.err
+    assert "allow_pickle" not in answer.err
 
 
 def test_files_that_are_no_models(run: Run, finished: Path, samples: Path, tmp_path: Path) -> None:

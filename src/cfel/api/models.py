@@ -251,7 +251,11 @@ def _read_samples(path: Path) -> NDArray[np.generic]:
     except StorageError as error:
         raise InputError(str(error)) from error
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, MemoryError) as error:
-        raise InputError(f"{path}: cannot be read as an array of NumPy: {error}") from error
+        # Not in NumPy's words, which advise to allow pickles.
+        raise InputError(
+            f"{path}: cannot be read: must be an .npy or .npz file of numbers, as numpy.save and numpy.savez "
+            "write them"
+        ) from error
 
 
 def _choose_array(content: BytesIO) -> NDArray[np.generic]:
@@ -275,12 +279,16 @@ def _fit_samples(path: Path, samples: NDArray[np.generic], form: ModelForm) -> T
     """Samples of the model's type and shape; a single one may come without the first dimension."""
     if samples.shape == form.input_shape:
         samples = samples[np.newaxis]
-    if samples.shape[1:] != form.input_shape or not len(samples):
-        raise InputError(f"{path}: samples of shape {samples.shape[1:]}, the model takes {form.input_shape}")
+    if not samples.size:
+        raise InputError(f"{path}: holds no samples")
     wanted = np.dtype(form.dtype)
     # Bytes are scaled, other numbers are not: taking one for the other would give nonsense without an error.
-    if samples.dtype.kind not in "fiu" or (samples.dtype == np.uint8) != (wanted == np.uint8):
-        raise InputError(f"{path}: samples are {samples.dtype}, the model was trained on {wanted}")
+    fits = samples.dtype.kind in "fiu" and (samples.dtype == np.uint8) == (wanted == np.uint8)
+    if samples.shape[1:] != form.input_shape or not fits:
+        raise InputError(
+            f"{path}: samples are {samples.dtype} of shape {samples.shape[1:]}; the model takes {wanted} of "
+            f"shape {form.input_shape}"
+        )
     return torch.from_numpy(np.ascontiguousarray(samples.astype(wanted)))
 
 

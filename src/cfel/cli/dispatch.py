@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,43 +12,53 @@ from rich.console import Console
 from rich.markup import escape
 
 from cfel import __version__
-from cfel.errors import BudgetWarning, CfelError, InputError, SilentEdgeServerError
+from cfel.errors import BudgetWarning, CfelError, InputError, SilentEdgeServerError, unknown_name
 from cfel.extras import explain_missing_extra
 from cfel.wording import escape_control
 
-COMMANDS = {
-    "demo": ("compare", "compare six schemes on 64 simulated devices"),
-    "plan": ("plan", "plan one round, with a proven optimality gap where the scheme solves a problem"),
-    "theory": ("theory", "evaluate Theorem 1 for an experiment or a run, term by term"),
-    "run": ("run", "simulate one experiment"),
-    "compare": ("compare", "simulate several schemes or other variants under the same conditions"),
-    "sweep": ("compare", "simulate every combination of some values of some keys"),
-    "tune": ("compare", "choose values of keys by held-out quality under the budgets"),
-    "keys": ("keys", "list the keys of an experiment file with their values and meanings"),
-    "watch": ("results", "serve a live dashboard of a run or a comparison"),
-    "reproduce": ("reproduce", "reproduce a table or figure of the paper"),
-    "recount": ("results", "recount a finished run under other conditions"),
-    "report": ("results", "write the HTML report of runs, or export its figures and table"),
-    "up": ("up", "run an experiment as real processes on this machine"),
-    "edge": ("node", "run one edge server of a federation"),
-    "device": ("node", "run one device of a federation"),
-    "invite": ("enrol", "invite machines to a federation, and serve what they need to join"),
-    "join": ("enrol", "make this machine a node of a federation, with a token or an archive"),
-    "deploy": ("enrol", "write one archive per host for a federation that is set up in advance"),
-    "certs": ("certs", "create, renew or revoke the certificates of a federation"),
-    "fleet": (
-        "federation",
-        "add, remove or move devices and edge servers of a running federation; pause it; repeat its run",
-    ),
-    "extend": ("federation", "give a running federation more rounds or a larger budget"),
-    "status": ("federation", "show the nodes, the coordinator and the costs of a federation"),
-    "devices": ("devices", "list device classes, import one from a phone, or convert traces"),
-    "calibrate": ("devices", "measure this machine and write it as a device class"),
-    "export": ("results", "write the trained model of a run to a file"),
-    "predict": ("results", "run a trained model on a file of samples"),
-    "rollback": ("node", "use an earlier model of those that a node has published"),
+GROUPS = {
+    "try and simulate": {
+        "demo": ("compare", "compare six schemes on 64 simulated devices"),
+        "run": ("run", "simulate one experiment"),
+        "compare": ("compare", "simulate several schemes or other variants under the same conditions"),
+        "sweep": ("compare", "simulate every combination of some values of some keys"),
+        "tune": ("compare", "choose values of keys by held-out quality under the budgets"),
+        "watch": ("results", "serve a live dashboard of a run or a comparison"),
+        "report": ("results", "write the HTML report of runs, or export its figures and table"),
+        "reproduce": ("reproduce", "reproduce a table or figure of the paper"),
+    },
+    "plan": {
+        "plan": ("plan", "plan one round: how much each device computes and sends"),
+        "theory": ("theory", "evaluate Theorem 1 for an experiment or a run, term by term"),
+    },
+    "deploy": {
+        "up": ("up", "run an experiment as real processes on this machine"),
+        "edge": ("node", "run one edge server of a federation"),
+        "device": ("node", "run one device of a federation"),
+        "invite": ("enrol", "invite machines to a federation, and serve what they need to join"),
+        "join": ("enrol", "make this machine a node of a federation, with a token or an archive"),
+        "deploy": ("enrol", "write one archive per host for a federation that is set up in advance"),
+        "certs": ("certs", "create, renew or revoke the certificates of a federation"),
+        "fleet": (
+            "federation",
+            "add, remove or move devices and edge servers of a running federation; pause it; repeat its run",
+        ),
+        "extend": ("federation", "give a running federation more rounds or a larger budget"),
+        "status": ("federation", "show the nodes, the coordinator and the costs of a federation"),
+        "rollback": ("node", "use an earlier model of those that a node has published"),
+    },
+    "tools": {
+        "keys": ("keys", "list the keys of an experiment file with their values and meanings"),
+        "recount": ("results", "recount a finished run under other conditions"),
+        "export": ("results", "write the trained model of a run to a file"),
+        "predict": ("results", "run a trained model on a file of samples"),
+        "devices": ("devices", "list device classes, import one from a phone, or convert traces"),
+        "calibrate": ("devices", "measure this machine and write it as a device class"),
+    },
 }
 """Every command in the order of the help: the module that has it, and its summary."""
+
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 _MOST_SHOWN = 1500
 """Characters of a message."""
@@ -81,7 +92,10 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = build_parser(arguments[0] if arguments else "")
+    wanted = arguments[0] if arguments else ""
+    parser = build_parser(wanted)
+    if wanted and wanted not in COMMANDS and not wanted.startswith("-"):
+        parser.error(unknown_name("COMMAND", wanted, COMMANDS))
     parsed, rest = parser.parse_known_args(arguments)
     if rest:
         hint = " (write --set before each of them)" if "--set" in arguments and "=" in rest[0] else ""
@@ -103,13 +117,18 @@ def _make_printable(error: CfelError) -> str:
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Keeps the longest command on the same line as its summary."""
+    """Shows the commands in their groups."""
 
-    def add_argument(self, action: argparse.Action) -> None:
-        """Adds the indentation of commands, which argparse leaves out when it measures them."""
-        super().add_argument(action)
-        if action.nargs == argparse.PARSER:
-            self._action_max_length += self._indent_increment
+    def _format_action(self, action: argparse.Action) -> str:
+        if action.nargs != argparse.PARSER:
+            return super()._format_action(action)
+        lines = []
+        for title, commands in GROUPS.items():
+            lines.append(f"  {title}:")
+            for name, (_, summary) in commands.items():
+                text = f"    {name:12}{summary}"
+                lines.append(textwrap.fill(text, self._width, subsequent_indent=16 * " "))
+        return "\n".join([*lines, ""])
 
 
 def build_parser(wanted: str) -> argparse.ArgumentParser:

@@ -90,7 +90,7 @@ def add_experiment_argument(parser: argparse.ArgumentParser) -> None:
         "experiment",
         type=Path,
         metavar="EXPERIMENT.toml",
-        help="the experiment; `make docs` builds docs/reference/experiment.md, which explains its keys",
+        help="the experiment; `cfel keys` explains its keys",
     )
 
 
@@ -178,6 +178,12 @@ def parse_number(text: str) -> float:
 
 def parse_positive(text: str) -> float:
     return parse_value(text, float, lambda value: value > 0, "a number > 0, or inf for no limit")
+
+
+def parse_cap(text: str) -> float:
+    """A positive number; what is no number at all is told so first."""
+    parse_number(text)
+    return parse_positive(text)
 
 
 def parse_share(text: str) -> float:

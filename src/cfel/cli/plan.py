@@ -35,8 +35,8 @@ PROBLEM_OPTIONS: OptionTexts = {
     "tau": (options.parse_positive_integer, "local steps per edge round (default 5)"),
     "sigma2": (options.parse_number, "variance of a mini-batch gradient (default 1)"),
     "g2": (options.parse_number, "squared norm of a local gradient (default 1)"),
-    "time-cap": (options.parse_number, "seconds for this edge round, per cluster (default: no limit)"),
-    "energy-cap": (options.parse_number, "joules for this edge round, all devices (default: no limit)"),
+    "time-cap": (options.parse_cap, "seconds for this edge round, per cluster (default: no limit)"),
+    "energy-cap": (options.parse_cap, "joules for this edge round, all devices (default: no limit)"),
     "rho-min": (options.parse_number, "minimum share of local steps, ρ (default 0.1)"),
     "theta-min": (options.parse_number, "minimum share of the update to upload, θ (default 0.01)"),
     "noise-weight": (options.parse_number, "weight of the noise term (default 1, as in the paper)"),
@@ -54,27 +54,27 @@ SCHEME_HELP = (
     "(module:function), as in the first round of a simulation with these devices"
 )
 SCHEME_OPTIONS: OptionTexts = {
-    "batch": (options.parse_positive_integer, "samples of a full batch, so that smaller ones can be planned"),
+    "batch": (
+        options.parse_positive_integer,
+        "samples in a full batch: hcef_plus then plans smaller batches, and whole steps without it",
+    ),
     "step-overhead": (
         options.parse_number,
         "share of a step's cost that its batch does not change (default 0.05)",
     ),
-    "seed": (options.parse_count, "of schemes that draw (default 0)"),
+    "seed": (options.parse_count, "for schemes that choose at random (default 0)"),
 }
 METHOD_HELP = "of HCEF: joint, with a proven gap (default), or alternating, the paper's Algorithm 3"
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fleet", type=Path, metavar="FLEET", help="table of devices: .csv, .parquet or .json")
-    for name, (kind, text) in (*PROBLEM_OPTIONS.items(), *LENGTH_OPTIONS.items()):
-        parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")
-    parser.add_argument("--on-unreachable", choices=("stretch", "minimum"), help=UNREACHABLE_HELP)
-    parser.add_argument("--method", choices=("joint", "alternating"), help=METHOD_HELP)
-    parser.add_argument(
-        "--start", type=options.parse_share, metavar="RHO", help="initial ρ of --method alternating"
-    )
-    parser.add_argument("--scheme", metavar="NAME", help=SCHEME_HELP)
-    parser.add_argument(
+    _add_numbers(problem := parser.add_argument_group("the fleet and its round"), PROBLEM_OPTIONS)
+    problem.add_argument("--on-unreachable", choices=("stretch", "minimum"), help=UNREACHABLE_HELP)
+    _add_numbers(parser.add_argument_group("budgets of a whole run, in place of caps"), LENGTH_OPTIONS)
+    scheme = parser.add_argument_group("the scheme")
+    scheme.add_argument("--scheme", metavar="NAME", help=SCHEME_HELP)
+    scheme.add_argument(
         "--scheme-option",
         dest="scheme_options",
         action="append",
@@ -82,14 +82,22 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a setting of the scheme, e.g. least_speed=0.7 of hcef_plus (repeatable)",
     )
-    for name, (kind, text) in SCHEME_OPTIONS.items():
-        parser.add_argument(f"--{name}", type=kind, help=text, metavar="N")
+    _add_numbers(scheme, SCHEME_OPTIONS)
+    scheme.add_argument("--method", choices=("joint", "alternating"), help=METHOD_HELP)
+    scheme.add_argument(
+        "--start", type=options.parse_share, metavar="RHO", help="initial ρ of --method alternating"
+    )
     parser.add_argument(
         "--rows", type=options.parse_count, default=20, metavar="N", help="devices to show (default 20)"
     )
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the plan of all devices to a file")
     options.add_json_option(parser)
     parser.set_defaults(run=run)
+
+
+def _add_numbers(group: argparse._ArgumentGroup, texts: OptionTexts) -> None:
+    for name, (kind, text) in texts.items():
+        group.add_argument(f"--{name}", type=kind, help=text, metavar="N")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -232,9 +240,8 @@ LEAST_SHOWN = 1e-6
 def _describe_proof(plan: FleetPlan) -> str:
     if math.isnan(plan.gap):
         return f"none: {plan.scheme} solves no problem"
-    gap = "< 0.0001 %" if plan.gap < LEAST_SHOWN else f"at most {100 * plan.gap:.4f} %"
+    gap = f"{100 * max(plan.gap, LEAST_SHOWN):.4f} %"
     if plan.scheme == HCEF:
-        return f"the error bound is {gap} above its least possible value"
+        return f"the error bound is at most {gap} above its least possible value"
     # Schemes that choose time and energy themselves prove nothing about other choices.
-    rivals = "its plans for the time and energy it chose"
-    return f"the objective of {plan.scheme} is {gap} above the least of {rivals}"
+    return f"at most {gap} worse than the best plan of {plan.scheme} for this time and energy"

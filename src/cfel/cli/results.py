@@ -212,7 +212,11 @@ def add_predict_options(parser: argparse.ArgumentParser) -> None:
         "model", type=Path, metavar="FILE|DIR", help="a file of `cfel export`, or a run directory"
     )
     parser.add_argument(
-        "samples", type=Path, metavar="SAMPLES", help=".npy or .npz, raw: as the data set has them"
+        "samples",
+        type=Path,
+        metavar="SAMPLES",
+        help="an .npy or .npz array of raw samples, in the shape and type (dtype) of the data set; "
+        "the error for others names what the model takes",
     )
     parser.add_argument("--to", type=Path, metavar="FILE", help="also write the model's outputs, as .npy")
     parser.add_argument(
@@ -239,13 +243,15 @@ def predict(arguments: argparse.Namespace) -> None:
         np.save(content, found.outputs)
         replace_file(arguments.to, content.getvalue())
     samples: list[dict[str, Any]] = [{"outputs": each} for each in found.outputs.tolist()]
-    lines = [str(each["outputs"]) for each in samples]
+    heading, lines = "sample: outputs", [str(each["outputs"]) for each in samples]
     if found.labels is not None and found.shares is not None:
         columns = list(zip(found.labels.tolist(), found.shares.tolist(), strict=True))
         samples = [{"label": label, "probability": share} for label, share in columns]
+        heading = "sample: class (probability)"
         lines = [f"{label} ({100 * share:.1f} %)" for label, share in columns]
     if arguments.json:
         output.print_json({"samples": samples})
     else:
+        output.print_line(heading)
         for number, line in enumerate(lines):
             output.print_line(f"{number}: {line}")

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def print_run_result(arguments: argparse.Namespace, result: RunResult, kind: str = "") -> None:
-    """Writes the report, prints the last round and returns the exit code; also the end of `cfel up`.
+    """Writes the report and prints the last round; also the end of `cfel up`.
 
     `kind` says which seconds they are, where that is known.
     """

@@ -618,6 +618,8 @@ def _read_experiment(
     try:
         document: Table = parse_toml(content.decode())
     except ValueError as error:
+        if Path(path).suffix != ".toml":
+            raise ExperimentError(f"{path}: is not an experiment file (.toml)") from error
         raise ExperimentError(f"{path}: cannot be read: {describe_error(error)}") from error
     # In this order: paths in the file are relative to the file, those in --set to the current folder.
     document = _apply_changes(resolve_paths(document, Path(path).parent, PATHS), changes)

@@ -86,7 +86,10 @@ def test_a_battery_goes_before_the_common_limits() -> None:
 
 
 def test_every_word_has_a_meaning() -> None:
-    assert set(MEANING) == {*("full", "time", "battery", "energy", "noise", "floor"), *("scheme", "idle")}
+    assert set(MEANING) == {
+        *("full", "time", "battery", "energy", "noise", "floor"),
+        *("scheme", "idle", "over"),
+    }
 
 
 def test_a_solved_round() -> None:

@@ -163,12 +163,35 @@ def test_caps_out_of_reach_are_reported_not_rejected(run: Run, fleet: Path) -> N
     words = " ".join(answer.out.split())
     assert answer.code == 0
     assert "not met: cluster roof: time cap 1 s is out of reach" in words
-    assert "72.319 s" in words
+    assert "needs at least 72.3 s" in words
     assert "not met: energy cap 1 J is below the" in words
     assert "all limits are kept" not in words
     found = run("plan", fleet, *HCEF, "--time-cap", 1, "--on-unreachable", "minimum", "--json").document
     assert (found["feasible"], found["time_cap"]) == (False, [1.0] * 3)
     assert found["rho"] == pytest.approx([0.1] * 20)
+
+
+@pytest.mark.parametrize("cap", [68, 60, 30])
+def test_slow_clocks_meet_a_cap_that_full_clocks_cannot(run: Run, fleet: Path, cap: int) -> None:
+    """At full clock the lower bounds need 68.317 J; slowed down as far as 450 s allow, 18.7 J."""
+    caps = ("--time-cap", 450, "--energy-cap", cap)
+    found = run("plan", fleet, *caps, "--json").document
+    assert (found["feasible"], found["violations"]) == (True, [])
+    assert 0.98 * cap <= sum(found["device_joules"]) <= cap * (1 + 1e-8)
+    assert "all limits are kept" in run("plan", fleet, *caps).out
+
+
+def test_a_stretched_time_cap_is_shown_as_what_devices_keep_to(run: Run, fleet: Path) -> None:
+    """Nobody can do its least in 10 s: no device is said to be held by that cap."""
+    caps = ("--time-cap", 10, "--energy-cap", 1)
+    found = run("plan", fleet, *caps, "--json").document
+    assert found["time_cap"] == pytest.approx([123.903, 130.4720, 144.569], abs=1e-3)
+    shown = run("plan", fleet, *caps).out
+    assert "20 devices over the time cap: more time than was asked for\n" in shown
+    assert "limited by time" not in shown
+    assert "at the floor" in run("plan", fleet, *caps, *HCEF).out
+    kept = run("plan", fleet, *caps, "--on-unreachable", "minimum", "--json").document
+    assert kept["time_cap"] == [10.0] * 3
 
 
 def test_battery_is_kept(run: Run, write: Write) -> None:

@@ -72,7 +72,7 @@ def test_what_is_printed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert re.fullmatch(rf"2 global rounds: test accuracy [\d.]+ %, {costs}{within}", first)
     assert warning.startswith("warning: time exceeds its budget by ")
     assert "of 1 s), since round 1: caps could not be met in 2 rounds, first in round 1: " in warning
-    assert "stretched to the least makespan" in warning
+    assert "is out of reach, needs at least " in warning
     assert "on_unreachable = 'stretch'" in warning
     assert "time exceeds its budget by " in (tmp_path / "runs" / "tiny" / "report.html").read_text()
     assert second == "report: runs/tiny/report.html"

@@ -11,7 +11,7 @@ from cfel.control.clusters import Clusters, Decision
 from cfel.control.exchange import Answer, Exchange, Question, cut_answer, join_answers
 from cfel.control.planning import negotiate_by_scheme, plan_by_scheme
 from cfel.control.scheme import complete_plan
-from cfel.cost import open_ledger
+from cfel.cost import device_joules, open_ledger
 from cfel.deployment.protocol.messages import decode, encode
 from cfel.errors import InputError
 from cfel.system.batch_shares import BatchShares
@@ -142,6 +142,37 @@ def test_plans_by_asking_are_as_good_as_those_from_all_numbers(name: str) -> Non
     assert asked.gap <= 4e-4
     assert asked.feasible == near.feasible
     assert asked.local_steps == near.local_steps
+
+
+@pytest.mark.parametrize("name", ["HCEF+", "HCEF+ in whole steps"])
+@pytest.mark.parametrize("joules", [420.0, 600.0, 1000.0])
+def test_both_ways_slow_clocks_down_to_meet_an_energy_cap(name: str, joules: float) -> None:
+    """In whole steps, the lower bounds need 413 J at the slowest clocks, and 1,481 J at full clocks."""
+    scheme, seen = build_scheme(SCHEMES[name]), observe(900, 6, name, share=1.5)
+    budget = replace(seen.budget, joules=joules * 50)
+    seen = replace(seen, rounds=replace(seen.rounds, stop="rounds"), battery=None, budget=budget)
+    asked, near = (
+        plan_by_scheme(scheme, scheme.init(), seen, by_clusters=by_clusters)[0]
+        for by_clusters in (True, False)
+    )
+    assert (asked.feasible, asked.violations) == (near.feasible, near.violations) == (True, ())
+    assert asked.objective == pytest.approx(near.objective, rel=1e-3)
+    assert asked.local_steps == near.local_steps
+    for plan in (asked, near):
+        now = plan.apply_speed(seen.conditions)
+        spent = device_joules(plan.rho, plan.theta, 5, now.alpha, now.nu, now.power)
+        assert spent[now.available].sum() <= joules * (1 + 1e-8)
+
+
+def test_both_ways_say_the_same_of_an_energy_cap_out_of_reach() -> None:
+    scheme, seen = build_scheme(SCHEMES["HCEF+"]), observe(900, 6, "HCEF+", share=1.5)
+    seen = replace(seen, budget=replace(seen.budget, joules=1.0), battery=None)
+    asked, near = (
+        plan_by_scheme(scheme, scheme.init(), seen, by_clusters=by_clusters)[0]
+        for by_clusters in (True, False)
+    )
+    assert asked.violations == near.violations
+    assert "that the lower bounds need; all devices get the lower bounds" in near.violations[0]
 
 
 @pytest.mark.parametrize("name", ["HCEF+", "HCEF"])

@@ -34,7 +34,7 @@ from cfel.runlog import RoundRecord
 MakeRun = Callable[..., None]
 MakeRecord = Callable[..., RoundRecord]
 Build = Callable[..., Run]
-STRETCHED = "cluster 0: time cap 5 s is out of reach, stretched to the least makespan 9 s"
+STRETCHED = "cluster 0: time cap 5 s is out of reach, needs at least 9.00 s"
 
 
 @pytest.fixture

@@ -365,6 +365,7 @@ MEANING = {
     "energy": "limited by energy: a joule helps more on another device",
     "noise": "limited by noise: more steps would add more noise than progress",
     "floor": "at the floor: the lower bounds of ρ and θ",
+    "over": "over the time cap: more time than was asked for",
     "scheme": "limited by the scheme: it asks for no more",
     "idle": "idle: left out of this round",
 }
@@ -381,14 +382,18 @@ def find_binding_limits(problem: RoundProblem, solution: Solution) -> NDArray[np
     battery = np.inf if problem.battery is None else problem.battery
     drained = solution.device_joules >= battery * (1 - TOUCH)
     idle = (rho == 0) & (theta == 0)
+    over = solution.device_seconds > problem.time_cap[problem.cluster] * (1 + TOUCH)
     if math.isnan(solution.multiplier):
         # Only a scheme itself knows what energy is worth to it, and what holds a device at its least.
-        return np.select([idle, full, drained, timed], ["idle", "full", "battery", "time"], default="scheme")
+        return np.select(
+            [idle, full, drained, over, timed],
+            ["idle", "full", "battery", "over", "time"],
+            default="scheme",
+        )
     priced = (solution.multiplier > 0) & (problem.joules(problem.rho_max, problem.theta_max) > 0)
     # A device over a cap that could not be met is at its lower bounds for that reason, not held by the cap.
-    late = floor & (solution.device_seconds > cap * (1 + TOUCH))
     return np.select(
-        [idle, full, drained, late, timed, floor, priced],
+        [idle, full, drained, floor & over, timed, floor, priced],
         ["idle", "full", "battery", "floor", "time", "floor", "energy"],
         default="noise",
     )
@@ -412,6 +417,10 @@ def _plan_first_round(
     )
     plan, _ = plan_by_scheme(scheme, scheme.init(), observation)
     solution = _count(named.problem, observation, plan, name)
+    if scheme.keeps_budgets and named.problem.on_unreachable == "stretch":
+        # Such a scheme exceeds a time cap only where it had to stretch it.
+        used = cluster_seconds(solution.device_seconds, named.problem.cluster, named.problem.clusters)
+        solution = replace(solution, time_cap=np.maximum(solution.time_cap, used))
     return FleetPlan(named, solution, name, plan.speed, plan.local_steps)
 
 

@@ -46,6 +46,7 @@ from cfel.control.list_solver import (
     Point,
     Spans,
     Weighing,
+    find_affordable,
     seek_makespan,
 )
 from cfel.control.prices import ask_point, seek_price
@@ -55,6 +56,7 @@ from cfel.control.problem import (
     Proposal,
     RoundProblem,
     Unreachable,
+    count_least_joules,
     describe_late,
     find_feasible_limits,
     prove,
@@ -93,6 +95,7 @@ class Terms:
         table: the pairs to choose from; None where ρ and θ are continuous.
         noise_weight, on_unreachable: as in `RoundProblem`.
         room: joules that all devices together leave at the lower bounds.
+        slowest_clock: share of its full clock that a device may be slowed down to.
     """
 
     sigma2: float
@@ -109,6 +112,7 @@ class Terms:
     noise_weight: float = 1.0
     on_unreachable: Unreachable = "stretch"
     room: float = np.inf
+    slowest_clock: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,15 +211,18 @@ class LeastAnswer:
 
     Attributes:
         devices, joules: how many, and what they need at the lower bounds.
+        full_clock_joules: what they need there if none is slowed down.
         late, makespan: how many cannot meet the time cap, and seconds of the slowest of them.
         empty: how many have too little left in their batteries.
         costly, costly_joules: how many need more than half of all joules, and how much.
-        shortest, longest: seconds of the slowest at the lower bounds, and with all work at its slowest clock.
+        shortest, longest: seconds of the slowest at the lower bounds, and with all work at full clock.
+        slowed: the same with all work at the slowest clock.
         seconds: the longest that a device may take.
     """
 
     devices: FloatArray
     joules: FloatArray
+    full_clock_joules: FloatArray
     late: FloatArray
     makespan: FloatArray
     empty: FloatArray
@@ -223,6 +230,7 @@ class LeastAnswer:
     costly_joules: FloatArray
     shortest: FloatArray
     longest: FloatArray
+    slowed: FloatArray
     seconds: FloatArray
 
 
@@ -303,7 +311,7 @@ class _Part:
 
     def __init__(self, problem: RoundProblem, terms: Terms) -> None:
         self.problem, self._terms = problem, terms
-        self.limits = find_feasible_limits(problem)
+        self.limits = find_feasible_limits(problem, terms.slowest_clock)
         self.answers = FleetAnswers(self._make_fleet())
 
     def _make_fleet(self) -> Fleet:
@@ -563,13 +571,12 @@ class Clusters:
             return LeastAnswer(*np.zeros((len(fields(LeastAnswer)), clusters)))
         problem, limits = part.problem, part.limits
         least_seconds = problem.seconds(problem.rho_min, problem.theta_min)
-        least_joules = problem.joules(problem.rho_min, problem.theta_min)
-        slowest_clock = 1.0 if terms.table is None else terms.table.slowest
-        most_seconds = problem.seconds(problem.rho_max / slowest_clock, problem.theta_max)
+        least_joules = count_least_joules(problem, terms.slowest_clock)
+        full_clock_joules = problem.joules(problem.rho_min, problem.theta_min)
         late = least_seconds > problem.time_cap[problem.cluster] + SLACK * np.abs(least_seconds)
         empty = np.zeros_like(late)
         if problem.battery is not None:
-            empty = least_joules > problem.battery + SLACK * least_joules
+            empty = full_clock_joules > problem.battery + SLACK * full_clock_joules
         costly = least_joules > terms.joules / 2
 
         def add(values: FloatArray) -> FloatArray:
@@ -583,13 +590,15 @@ class Clusters:
         return LeastAnswer(
             devices=add(np.ones(problem.devices)),
             joules=add(least_joules),
+            full_clock_joules=add(full_clock_joules),
             late=add(late.astype(np.float64)),
             makespan=most(np.where(late, least_seconds, 0.0)),
             empty=add(empty.astype(np.float64)),
             costly=add(costly.astype(np.float64)),
             costly_joules=add(np.where(costly, least_joules, 0.0)),
             shortest=most(least_seconds),
-            longest=most(most_seconds),
+            longest=most(problem.seconds(problem.rho_max, problem.theta_max)),
+            slowed=most(problem.seconds(problem.rho_max / terms.slowest_clock, problem.theta_max)),
             seconds=most(limits.seconds),
         )
 
@@ -613,8 +622,8 @@ class Clusters:
 
     def _make_part(self, terms: Terms) -> _Part | None:
         view, now = self.view, self.view.conditions
-        seconds, joules = self._costs(terms.rho[0], terms.theta[0])
-        who = now.available & (seconds <= terms.longest) & (joules <= terms.too_costly)
+        seconds, _ = self._costs(terms.rho[0], terms.theta[0])
+        who = now.available & (seconds <= terms.longest)
         if terms.punctual:
             who &= seconds <= view.deadline_seconds * (1 + _ROUNDING)
         if not who.any():
@@ -645,6 +654,11 @@ class Clusters:
             clock_static=now.clock_static[who],
             clock_exponent=now.clock_exponent[who],
         )
+        if terms.too_costly < np.inf:
+            kept = count_least_joules(problem, terms.slowest_clock) <= terms.too_costly
+            if not kept.any():
+                return None
+            problem = problem.take(kept)
         return _Part(problem, terms)
 
 
@@ -798,7 +812,12 @@ def _choose_point(
     """The plan of the best score."""
     shortest = float(least.shortest.max())
     longest = max(shortest, min(float(least.seconds.max()), float(least.longest.max())))
-    points = yield from seek_makespan(Spans(shortest, longest), least.devices, energy_cap, weighing)
+    between = Spans(shortest, longest)
+    if least.full_clock_joules.sum() > energy_cap:
+        longest = max(shortest, min(float(least.seconds.max()), float(least.slowed.max())))
+        between = Spans(shortest, longest)
+        between = yield from find_affordable(between, energy_cap)
+    points = yield from seek_makespan(between, least.devices, energy_cap, weighing)
     found = yield from _plan_at(terms, least, energy_cap, weighing, points[0])
     return found
 

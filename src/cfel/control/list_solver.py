@@ -47,7 +47,7 @@ from cfel.control.exchange import (
     ask,
     count_thinned,
 )
-from cfel.control.prices import meet_cap
+from cfel.control.prices import ask_point, meet_cap
 from cfel.control.problem import (
     SLACK,
     Proposal,
@@ -82,6 +82,8 @@ MOST_TRIED = 64
 MOST_READY = 600
 # Makespans that are tried at each stage of the search; few devices are offered more.
 MAKESPANS = 12
+# How often the range is halved in which the shortest makespan lies that the energy cap allows.
+HALVINGS = 10
 # Of these, so many of the best are tried again with the time that their responses need.
 TIGHTENED = 3
 # A larger fleet chooses its makespan by a sample of about this size.
@@ -241,6 +243,12 @@ class ListFleet:
             (self.table.steps[0] * self.step_seconds + self.table.theta[0] * self.upload_seconds).max()
         )
 
+    def least_joules_at_full_clock(self) -> float:
+        """What all devices together need for the first pair if none is slowed down."""
+        return float(
+            (self.table.steps[0] * self.step_joules + self.table.theta[0] * self.upload_joules).sum()
+        )
+
     def longest_makespan(self) -> float:
         """Seconds beyond which no device has a use for more: all steps at the slowest clock, all sent."""
         slowest = self.table.steps.max() * self.step_seconds / self.table.slowest
@@ -385,11 +393,11 @@ def solve_on_list(problem: RoundProblem, table: PairTable, weighing: Weighing | 
         table: the pairs to choose from and what each is worth.
         weighing: what time and energy are worth; None to use the caps up.
     """
-    return solve_without_too_costly(problem, lambda rest, _: _solve(rest, table, weighing))
+    return solve_without_too_costly(problem, lambda rest, _: _solve(rest, table, weighing), table.slowest)
 
 
 def _solve(problem: RoundProblem, table: PairTable, weighing: Weighing | None) -> Solution:
-    limits = find_feasible_limits(problem)
+    limits = find_feasible_limits(problem, table.slowest)
     fleet = ListFleet.from_problem(problem, table, limits.seconds, limits.battery)
     if limits.forced:
         response = respond_at(fleet, np.inf)
@@ -471,11 +479,13 @@ class Spans:
         shortest: within which every device can do the first pair at full clock.
         longest: beyond which no device has a use for more, or may not take it.
         ready: at which a device is just ready with one of its pairs, for few devices.
+        affordable: in less time, clocks are too fast for the energy cap; 0 where full clocks meet it.
     """
 
     shortest: float
     longest: float
     ready: FloatArray = field(default_factory=lambda: np.empty(0))
+    affordable: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -524,7 +534,8 @@ class _Search:
         low, high = spans[max(place - 1, 0)], spans[min(place + 1, len(spans) - 1)]
         around = yield from self.ask(np.geomspace(low, high, count + 2)[1:-1], best.price * NEAR_PRICES)
         points += around + (yield from self.ask(_tighten(around), best.price * NEAR_PRICES))
-        return sorted(points, reverse=True)
+        # A sample may be ready in less time than all devices can afford.
+        return sorted((each for each in points if each.makespan >= between.affordable), reverse=True)
 
     def _find_first_price(self, makespan: float) -> Exchange[float]:
         """The price that the score sets where energy is free: the least that it can be."""
@@ -560,11 +571,23 @@ def seek_makespan(
     return points
 
 
+def find_affordable(between: Spans, energy_cap: float) -> Exchange[Spans]:
+    """Only the makespans that leave clocks slow enough for the energy cap, which the longest does."""
+    low, high = between.shortest, between.longest
+    for _ in range(HALVINGS if low < high else 0):
+        middle = math.sqrt(low * high)
+        point = yield from ask_point(Place(middle), np.inf)
+        low, high = (low, middle) if point.joules <= energy_cap else (middle, high)
+    return Spans(high, between.longest, between.ready[between.ready > high], affordable=high)
+
+
 def _search_makespan(fleet: ListFleet, energy_cap: float, weighing: Weighing) -> list[Point]:
     """Makespans and prices of the best scores; more than one for few devices, see `_find_best`."""
     devices = np.bincount(fleet.cluster, minlength=fleet.clusters).astype(np.float64)
-    seek = seek_makespan(_find_spans(fleet), devices, energy_cap, weighing)
-    points = answer_locally(seek, FleetAnswers(fleet).answer)
+    between, answer = _find_spans(fleet), FleetAnswers(fleet).answer
+    if fleet.least_joules_at_full_clock() > energy_cap:
+        between = answer_locally(find_affordable(between, energy_cap), answer)
+    points = answer_locally(seek_makespan(between, devices, energy_cap, weighing), answer)
     return points[: MOST_TRIED if fleet.size <= FEW else 1]
 
 

@@ -19,6 +19,7 @@ from cfel import validation
 from cfel.arrays import BoolArray, FloatArray, IndexArray, compute_in_blocks, sum_in_blocks
 from cfel.errors import CfelError, InputError, unknown_name
 from cfel.system.conditions import PAPER_EXPONENT, clock_energy
+from cfel.wording import format_amount
 
 Unreachable = Literal["stretch", "minimum"]
 # How much a limit may be exceeded by rounding, relative to the limit.
@@ -291,16 +292,20 @@ class Limits:
     forced: bool
 
 
-def find_feasible_limits(problem: RoundProblem) -> Limits:
-    """Raises the problem's caps where even the lower bounds break them."""
+def find_feasible_limits(problem: RoundProblem, slowest_clock: float = 1.0) -> Limits:
+    """Raises the problem's caps where even the lower bounds break them.
+
+    The energy cap may need clocks as slow as the time limits and `slowest_clock` allow; a device's battery
+    must do at full clock, as a plan may be done sooner than the time limit.
+    """
     least_seconds = problem.seconds(problem.rho_min, problem.theta_min)
-    least_joules = problem.joules(problem.rho_min, problem.theta_min)
     seconds, time_cap, words = _relax_time_caps(problem, least_seconds)
     battery = problem.battery
     if battery is not None:
+        least_joules = problem.joules(problem.rho_min, problem.theta_min)
         words += _describe_batteries(problem, battery, least_joules)
         battery = np.maximum(battery, least_joules)
-    total = float(least_joules.sum())
+    total = float(count_least_joules(problem, slowest_clock).sum())
     forced = problem.energy_cap < total * (1 - SLACK)
     if forced:
         words.append(
@@ -311,14 +316,25 @@ def find_feasible_limits(problem: RoundProblem) -> Limits:
     return Limits(seconds, battery, joules, time_cap, tuple(words), forced)
 
 
-def find_too_costly(problem: RoundProblem) -> BoolArray:
+def count_least_joules(problem: RoundProblem, slowest_clock: float = 1.0) -> FloatArray:
+    """Energy of every device at the lower bounds, at the slowest clock that meets its time limit."""
+    if slowest_clock == 1:
+        return problem.joules(problem.rho_min, problem.theta_min)
+    seconds, _, _ = _relax_time_caps(problem, problem.seconds(problem.rho_min, problem.theta_min))
+    left = seconds - problem.theta_min * problem.nu
+    with np.errstate(divide="ignore", invalid="ignore"):
+        needed = np.where(left > 0, problem.rho_min * (problem.tau * problem.mu) / left, 1.0)
+    return problem.joules(problem.rho_min, problem.theta_min, np.clip(needed, slowest_clock, 1.0))
+
+
+def find_too_costly(problem: RoundProblem, slowest_clock: float = 1.0) -> BoolArray:
     """The few devices without which the energy cap can be met: each leaves less of it than it needs.
 
     One upload in a deep fade can take more joules than all devices may use together. Kept in the round, that
     device would force everybody to the lower bounds. No device is marked if the cap can be met with all, or
     not even without these, or if they are most: then the budget is used up, and everybody is at the floor.
     """
-    least = problem.joules(problem.rho_min, problem.theta_min)
+    least = count_least_joules(problem, slowest_clock)
     too_costly, cap = least > problem.energy_cap / 2, problem.energy_cap
     if not too_costly.any():
         return too_costly
@@ -326,9 +342,11 @@ def find_too_costly(problem: RoundProblem) -> BoolArray:
     return too_costly if helps and too_costly.mean() <= 0.5 else np.zeros_like(too_costly)
 
 
-def describe_too_costly(problem: RoundProblem, too_costly: BoolArray) -> list[str]:
+def describe_too_costly(
+    problem: RoundProblem, too_costly: BoolArray, slowest_clock: float = 1.0
+) -> list[str]:
     """A sentence for each device that is left out."""
-    least = problem.joules(problem.rho_min, problem.theta_min)[too_costly]
+    least = count_least_joules(problem, slowest_clock)[too_costly]
     named = np.flatnonzero(too_costly) if problem.device is None else problem.device[too_costly]
     words = [
         f"device {name}: its lower bounds need {joules:.6g} J of the {problem.energy_cap:.6g} J of all "
@@ -365,7 +383,7 @@ def describe_late(
     def describe(i: int) -> str:
         if on_unreachable == "stretch":
             asked = f"time cap {time_cap[i]:.6g} s is out of reach"
-            return f"cluster {i}: {asked}, stretched to the least makespan {makespan[i]:.6g} s"
+            return f"cluster {i}: {asked}, needs at least {format_amount(makespan[i], 1)} s"
         return (
             f"cluster {i}: {late[i]} of its devices cannot meet the time cap {time_cap[i]:.6g} s and "
             f"drop to their lower bounds (slowest: {makespan[i]:.6g} s)"
@@ -465,14 +483,16 @@ class Solution:
 
 
 def solve_without_too_costly(
-    problem: RoundProblem, solver: Callable[[RoundProblem, BoolArray], Solution]
+    problem: RoundProblem,
+    solver: Callable[[RoundProblem, BoolArray], Solution],
+    slowest_clock: float = 1.0,
 ) -> Solution:
     """Solves a problem without the devices that alone put the energy cap out of reach (`find_too_costly`).
 
     They get ρ = θ = 0 and cost nothing; what is proven is proven for the others. The solver gets the problem
     of those, and which devices they are.
     """
-    too_costly = find_too_costly(problem)
+    too_costly = find_too_costly(problem, slowest_clock)
     if not too_costly.any():
         return solver(problem, ~too_costly)
     found = solver(problem.take(~too_costly), ~too_costly)
@@ -487,7 +507,7 @@ def solve_without_too_costly(
         rho=spread(found.rho),
         theta=spread(found.theta),
         feasible=False,
-        violations=(*describe_too_costly(problem, too_costly), *found.violations),
+        violations=(*describe_too_costly(problem, too_costly, slowest_clock), *found.violations),
         device_seconds=spread(found.device_seconds),
         device_joules=spread(found.device_joules),
         clock=None if found.clock is None else spread(found.clock, 1.0),

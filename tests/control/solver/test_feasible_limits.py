@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cfel.control import RoundProblem, solve
-from cfel.control.problem import find_feasible_limits
+from cfel.control.problem import find_feasible_limits, find_too_costly
 
 
 def problem(**fields: Any) -> RoundProblem:
@@ -44,9 +44,7 @@ def test_reachable_caps_are_kept_as_asked() -> None:
 def test_stretching_gives_the_whole_cluster_its_least_makespan() -> None:
     """Cluster 0 asks for 12 s, its slow device needs 20; its fast one may then use 20 s too: ρ = θ = 1."""
     solution = solve(problem(time_cap=np.array([12.0, 8.0])))
-    assert solution.violations == (
-        "cluster 0: time cap 12 s is out of reach, stretched to the least makespan 20 s",
-    )
+    assert solution.violations == ("cluster 0: time cap 12 s is out of reach, needs at least 20.0 s",)
     assert not solution.feasible
     assert solution.time_cap.tolist() == [20.0, 8.0]
     assert solution.rho[1] == pytest.approx(0.5)
@@ -92,6 +90,36 @@ def test_energy_cap_out_of_reach_gives_everybody_the_lower_bounds(cap: float) ->
     assert (solution.energy_cap, solution.joules) == (16.0, 16.0)
     assert solution.gap == pytest.approx(0.0, abs=1e-9)
     assert solution.multiplier == np.inf
+
+
+def slowed(**fields: Any) -> RoundProblem:
+    """Sending takes 5, 10, 2.5 and 2.5 s of the 30 and 6.25 s, so clocks may slow down to ½, ½, ⅔ and ⅔.
+
+    A step's 3 J become 0.75 and 4/3 J: with 1 J for sending, all need 3.5 + 14/3 J.
+    """
+    return problem(time_cap=np.array([30.0, 6.25]), **fields)
+
+
+def test_slow_clocks_bring_an_energy_cap_within_reach() -> None:
+    limits = find_feasible_limits(slowed(energy_cap=8.2), slowest_clock=0.5)
+    assert (limits.joules, limits.forced, limits.violations) == (8.2, False, ())
+    assert find_feasible_limits(slowed(energy_cap=8.2)).forced
+
+
+def test_an_energy_cap_below_what_slow_clocks_need_is_out_of_reach() -> None:
+    limits = find_feasible_limits(slowed(energy_cap=8.1), slowest_clock=0.5)
+    assert limits.forced
+    assert limits.violations[0].startswith(
+        "energy cap 8.1 J is below the 8.16667 J that the lower bounds need"
+    )
+    assert limits.joules == pytest.approx(3.5 + 14 / 3)
+
+
+def test_nobody_is_left_out_whom_a_slow_clock_makes_cheap() -> None:
+    """Device 0 needs 31 J at full clock, more than half of 42 J, and all need 43; slowed down, 8.5 J."""
+    case = slowed(energy_cap=42.0, alpha=np.array([60.0, 6.0, 6.0, 6.0]))
+    assert find_too_costly(case).tolist() == [True, False, False, False]
+    assert not find_too_costly(case, slowest_clock=0.5).any()
 
 
 def test_a_device_that_costs_no_energy_could_do_better_than_its_lower_bounds() -> None:

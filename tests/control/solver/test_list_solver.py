@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cfel.control import RoundProblem, Solution
 from cfel.control.list_solver import MOST_READY, PairTable, Weighing, solve_on_list
+from cfel.control.problem import count_least_joules
 from cfel.system.conditions import clock_energy
 
 TAU = 3
@@ -134,6 +135,33 @@ def test_batteries_hold() -> None:
     battery = np.full(16, 20.0)
     solution = solve_on_list(problem(16, 2, battery=battery, energy_cap=np.inf), table())
     assert (solution.device_joules <= np.maximum(battery, solution.device_joules.min()) * (1 + 1e-8)).all()
+
+
+@pytest.mark.parametrize("weighing", [None, Weighing(0.3), Weighing(0.9)])
+@pytest.mark.parametrize("devices", [1, 8, 64, 6000])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.98])
+def test_clocks_slow_down_for_an_energy_cap_that_full_clocks_cannot_meet(
+    devices: int, share: float, weighing: Weighing | None
+) -> None:
+    """Caps between what the lower bounds need at the slowest clocks in time and at full clocks."""
+    case, pairs = problem(devices, 3, time_cap=400.0), table()
+    full, slow = (float(count_least_joules(case, clock).sum()) for clock in (1.0, pairs.slowest))
+    assert slow < 0.7 * full
+    case = replace(case, energy_cap=slow + share * (full - slow))
+    solution = solve_on_list(case, pairs, weighing)
+    assert solution.feasible
+    assert within_limits(case, solution)
+    if weighing is None and devices > 8 and share == 0.5:
+        assert (solution.rho > 1 / TAU).any() or (solution.theta > SHARES[0]).any()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_near_the_best_of_all_choices_below_what_full_clocks_need(seed: int) -> None:
+    case, pairs = problem(4, seed, time_cap=400.0), table()
+    case = replace(case, energy_cap=0.9 * float(count_least_joules(case).sum()))
+    solution = solve_on_list(case, pairs)
+    assert solution.lower_bound <= brute_force(case, pairs) + 1e-9
+    assert solution.objective == pytest.approx(brute_force(case, pairs), rel=0.02)
 
 
 def test_an_energy_cap_out_of_reach_gives_everybody_the_least() -> None:

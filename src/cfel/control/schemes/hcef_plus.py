@@ -390,6 +390,7 @@ class _Planner:
     def _negotiate(
         self, terms: Terms, make_table: MakeTable, local_steps: int | None = None
     ) -> Exchange[_Choice[Decision]]:
+        terms = replace(terms, slowest_clock=self._slowest_clock)
         decision, totals = yield from negotiate(terms, make_table, self.weighing, local_steps)
         seconds, joules = float(totals.seconds.max()), float(totals.joules.sum())
         weighing = self.weighing or Weighing(FIRST_WEIGHT)
@@ -397,8 +398,12 @@ class _Planner:
         return _Choice(decision, score, seconds + weighing.seconds, joules + weighing.joules)
 
     def _make_table(self, steps: FloatArray, share: IndexArray, cost: FloatArray) -> PairTable:
+        return PairTable(steps, self.theta[share], cost, self._slowest_clock)
+
+    @property
+    def _slowest_clock(self) -> float:
         slow_clocks = self.options.frequency and not self.observation.full_clocks
-        return PairTable(steps, self.theta[share], cost, self.options.least_speed if slow_clocks else 1.0)
+        return self.options.least_speed if slow_clocks else 1.0
 
     def _solve(
         self,

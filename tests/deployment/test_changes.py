@@ -336,6 +336,7 @@ def test_a_device_that_was_away_while_its_edge_server_left_asks_the_others(fail_
     asked = deployed(**waits, fail_over=fail_over, election_seconds=1.5, linger_seconds=20.0, time_scale=0.02)
     _, records = play(operate, asked, asked.build_world())
     assert records[-1].devices_taking_part == 7
+    assert all(6 not in (*each.lost, *each.absent) for record in records for each in record.losses)
 
 
 def test_a_device_that_is_drained_to_its_home_is_no_guest_any_more() -> None:

@@ -319,6 +319,26 @@ def test_a_device_that_is_started_again_remembers_where_it_belongs() -> None:
     play(operate)
 
 
+@pytest.mark.parametrize("fail_over", ["stay", "never"])
+def test_a_device_that_was_away_while_its_edge_server_left_asks_the_others(fail_over: str) -> None:
+    """Neither waits for `gone_seconds`: device 0 came back, device 6 joins, and both first ask edge 0."""
+
+    async def operate(federation: Changing) -> None:
+        await federation.ask("extend", rounds=5)
+        await federation.kill(Identity("device", 0))
+        await federation.ask("remove edge", edge=0, of=1)
+        await until("it has ended", federation.tasks[Identity("edge", 0)].done)
+        await federation.kill(Identity("edge", 0))  # else its process, which the test shares, still answers
+        federation.start(Identity("device", 0), Identity("device", 6))
+        await federation.ask("add device", device=(6,), edge=2, of=1)
+
+    waits = {"round_seconds": 60.0, "gossip_seconds": 8.0, "gone_seconds": 60.0}
+    asked = deployed(**waits, fail_over=fail_over, election_seconds=1.5, linger_seconds=20.0, time_scale=0.02)
+    _, records = play(operate, asked, asked.build_world())
+    assert records[-1].devices_taking_part == 7
+    assert all(6 not in (*each.lost, *each.absent) for record in records for each in record.losses)
+
+
 def test_a_device_that_is_drained_to_its_home_is_no_guest_any_more() -> None:
     """Nor is one whose home has left: neither may be sent back."""
     start = start_membership([0, 0, 1, 1, 2, 2])

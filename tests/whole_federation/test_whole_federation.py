@@ -103,6 +103,11 @@ def test_an_edge_server_that_mixes_two_steps_alone_is_not_missing_in_either() ->
     check(103746, 105298)
 
 
+def test_a_device_that_joins_asks_the_others_when_the_first_edge_server_has_left() -> None:
+    """It waited for that one for as long as a round waited for it, and missed the round."""
+    check(200705)
+
+
 def test_what_a_killed_process_still_does_reaches_nobody() -> None:
     """An error of the simulated machine: an edge round of the process before was written to the disk."""
     check(103580)

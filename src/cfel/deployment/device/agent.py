@@ -130,6 +130,8 @@ class DeviceAgent:
         self._home_path = directory / "home.json"
         self._stored = load_home(host.disk, self._home_path, int(fleet.cluster[number]))
         self._edge = self._home = Identity("edge", self._stored.edge)
+        # Whether an edge server has said so since it was started: its own may have left the fleet meanwhile.
+        self._knows_home = False
         for edge, address in self._stored.addresses.items():
             self._know(Identity("edge", edge), address)
         self._memory = load_memory(host.disk, self._path, world.new_device)
@@ -180,7 +182,7 @@ class DeviceAgent:
 
     async def _settle(self, edge: Identity, address: str = "") -> None:
         """Remembers where it belongs: started again, it would else ask one that may have left long ago."""
-        self._home, before = edge, self._stored
+        self._home, self._knows_home, before = edge, True, self._stored
         addresses = {**before.addresses, edge.number: address} if address else before.addresses
         self._stored = Home(edge.number, addresses)
         if self._stored != before:
@@ -188,9 +190,14 @@ class DeviceAgent:
             await write_until_done(self._host.compute, self._health, "home", write)
 
     def _try_others(self) -> None:
-        """Asks the next edge server, if the present one has been silent for long."""
-        stays = self._parameters.fail_over == "never" or len(self._homes) < 2
-        if stays or self._asking.silent_seconds <= self._parameters.gone_seconds:
+        """Asks the next edge server, if the present one has been silent for long.
+
+        Soon if none has said yet where it belongs; the others send it back if it is to wait.
+        """
+        stays = self._knows_home and self._parameters.fail_over == "never"
+        gone_seconds = self._parameters.gone_seconds
+        patience = gone_seconds if self._knows_home else min(gone_seconds, MOST_SECONDS)
+        if stays or len(self._homes) < 2 or self._asking.silent_seconds <= patience:
             return
         place = self._homes.index(self._edge.number) if self._edge.number in self._homes else -1
         self._turn_to(Identity("edge", self._homes[(place + 1) % len(self._homes)]))
@@ -218,7 +225,8 @@ class DeviceAgent:
         """Keeps one request for a new order open until there are no more."""
         while True:
             try:
-                silent = None if self._edge == self._home else self._home.number
+                stays = self._edge == self._home or self._parameters.fail_over == "never"
+                silent = None if stays else self._home.number
                 request = NextRequest(self._newest, __version__, silent)
                 answer = await self._calls.call(self._edge, request, POLL_SECONDS + 10)
             except UnreachableError as error:

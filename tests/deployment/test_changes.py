@@ -337,6 +337,31 @@ def test_a_device_that_was_away_while_its_edge_server_left_asks_the_others(fail_
     _, records = play(operate, asked, asked.build_world())
     assert records[-1].devices_taking_part == 7
     assert all(6 not in (*each.lost, *each.absent) for record in records for each in record.losses)
+    # The simulator is told who was missing, and names nobody.
+    assert [{**each, "losses": ()} for each in timeless(records)] == repeat(records, asked)
+
+
+def test_a_finished_edge_server_tells_a_removed_one_that_missed_the_end_and_its_device() -> None:
+    """Both were down until after the end. It answers its device, which so does not give up."""
+
+    async def operate(federation: Changing) -> None:
+        away = next(i for i in range(3) if i != federation.coordinator())
+        gone = (Identity("edge", away), Identity("device", federation.devices(away)[0]))
+        others = [Identity("edge", i) for i in range(3) if i != away]
+        for each in gone:
+            await federation.kill(each)
+        await federation.ask("remove edge", edge=away, of=others[0].number)
+        await until("the others have ended", lambda: all(federation.tasks[each].done() for each in others))
+        for each in others:
+            await federation.kill(each)  # else their process, which the test shares, still answers
+        federation.start(*gone)
+        await asyncio.sleep(300.0)
+        assert not any(federation.tasks[each].done() for each in gone)
+        federation.start(others[0])
+        await until("both have ended", lambda: all(federation.tasks[each].done() for each in gone))
+
+    waits = {"gossip_seconds": 8.0, "gone_seconds": 6.0, "join_seconds": 60.0, "give_up_seconds": 100.0}
+    play(operate, deployed(**waits, election_seconds=1.5, linger_seconds=20.0, time_scale=0.02))
 
 
 def test_a_device_that_is_drained_to_its_home_is_no_guest_any_more() -> None:

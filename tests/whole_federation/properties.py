@@ -42,16 +42,30 @@ def everybody_ends(history: History) -> Iterator[str]:
     """When all faults are over, the run ends by itself, and nothing unforeseen was raised.
 
     An edge server that is no member any more, or not yet, may have missed that, and then nobody tells it.
-    Nor does anybody tell a device that is started when all have ended.
+    Nor does anybody tell a device that is started when all have ended, or that waits for such an edge server,
+    if that one came back only then: a finished edge server, started again, tells both.
     """
     outside = [
         edge for edge in set(ALL_EDGES).difference(history.last_members) if not _has_left(history, edge)
     ]
     heard = {call.caller for call in history.answered(NextRequest)}
     outside += [each for each in history.stuck if each.role == "device" and each not in heard]
+    outside += _waiting_for_latecomers(history, outside)
     if stuck := sorted(str(each) for each in history.stuck if each not in outside):
         yield f"{', '.join(stuck)} have not ended"
     yield from history.crashes
+
+
+def _waiting_for_latecomers(history: History, outside: list[Identity]) -> list[Identity]:
+    """Devices whose last answer is of one that nobody tells, first called when all members had ended."""
+    first: dict[tuple[Identity, int], int] = {}
+    ended = 0
+    for place, call in enumerate(history.calls):
+        first.setdefault(call.process, place)
+        if call.process[0] in history.last_members:
+            ended = max(ended, call.answered_at)
+    last = {call.caller: call.process for call in history.answered(NextRequest)}
+    return [device for device, asked in last.items() if asked[0] in outside and first[asked] >= ended]
 
 
 def _has_left(history: History, edge: Identity) -> bool:

@@ -108,6 +108,11 @@ def test_a_device_that_joins_asks_the_others_when_the_first_edge_server_has_left
     check(200705)
 
 
+def test_an_edge_server_that_comes_back_after_the_end_keeps_its_devices_waiting() -> None:
+    """An error of the checker: it was removed while it was down, and nobody is left to tell it or device 1."""
+    check(201160)
+
+
 def test_what_a_killed_process_still_does_reaches_nobody() -> None:
     """An error of the simulated machine: an edge round of the process before was written to the disk."""
     check(103580)

@@ -28,7 +28,8 @@ class DeploymentParameters:
         gone_seconds: nobody waits for a device that has been disconnected for this long, or for an edge
             server that has been silent for it.
         fail_over: what devices do whose edge server has been silent for `gone_seconds`: they "stay" with
-            another one that takes them over, "return" when theirs is back, or "never" leave it.
+            another one that takes them over, "return" when theirs is back, or "never" leave it. One that
+            was started and finds its own silent asks them after 5 s, as that one may have left the fleet.
         gossip_seconds: an edge server that misses a gossip step by this much is left out of it.
         election_seconds: silence after which the coordinator counts as dead; other waits follow it. Raise it
             where processes far outnumber cores.

@@ -375,6 +375,21 @@ def test_a_device_that_is_drained_to_its_home_is_no_guest_any_more() -> None:
     assert apply_changes(moved, [FleetChange(3, "remove edge", edge=2)]).guests == ()
 
 
+def test_a_coordinator_that_has_waited_for_those_who_never_came_does_not_resign() -> None:
+    """It may wait longer for them than a step of a round may take."""
+
+    async def operate(federation: Changing) -> None:
+        away = next(i for i in range(3) if i != federation.coordinator())
+        await federation.kill(Identity("edge", away))
+        other = federation.edges[(away + 1) % 3]
+        term = other.member.state.term
+        await asyncio.sleep(180.0)
+        assert other.server.log.last_round > 0
+        assert other.member.state.term == term
+
+    play(operate, deployed(join_seconds=150.0, election_seconds=1.5, linger_seconds=20.0, time_scale=0.02))
+
+
 def test_a_pause_lasts_until_somebody_resumes() -> None:
     async def operate(federation: Changing) -> None:
         assert await federation.ask("pause") == 2

@@ -109,7 +109,7 @@ def test_a_device_that_joins_asks_the_others_when_the_first_edge_server_has_left
 
 
 def test_an_edge_server_that_comes_back_after_the_end_keeps_its_devices_waiting() -> None:
-    """An error of the checker: it was removed while it was down, and nobody is left to tell it or device 1."""
+    """An error of the checker: it was removed while it was down, and nobody tells it or device 1."""
     check(201160)
 
 

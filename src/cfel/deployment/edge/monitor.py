@@ -143,7 +143,8 @@ class PeerMonitor:
         """
         state, server, deployment = self._member.state, self._server, self._server.deployment
         leads = state.leader == state.electorate.member
-        step = (state.term, server.state.position, server.log.last_round) if leads else None
+        begun = server.newest_state is not None
+        step = (state.term, server.state.position, server.log.last_round, begun) if leads else None
         idle = server.finished.is_set() or server.members.is_paused or not self._has_device()
         if step is None or step != self._led_step or idle:
             self._led_step, self._led_step_at = step, self._now()
@@ -151,7 +152,7 @@ class PeerMonitor:
         # Two commands to devices, or up to three to edge servers, may each take their deadline in one step;
         # each has `gossip_seconds` more for what edge servers wait for others.
         most_seconds = 2 * deployment.round_seconds + 6 * deployment.gossip_seconds
-        if server.newest_state is None:
+        if not begun:
             most_seconds += deployment.join_seconds
         waited = self._now() - self._led_step_at
         if waited > most_seconds:
